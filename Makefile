@@ -107,7 +107,7 @@ SEEDS ?= 6
 .PHONY: sim
 sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp widths
 	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture several_machines
-	cargo test -p kie-core --test monokernel --locked -- --ignored every_mutant_of_entries
+	cargo test -p kie-core --test monokernel --locked -- --ignored every_mutant_of_entries every_mutant_of_mtp
 
 .PHONY: gcn
 gcn: ## machine code of gfx942 on our own emulator of it: fixtures, ranks, 500 schedules of weak memory

@@ -32,6 +32,8 @@ mod machines;
 mod masks;
 #[path = "monokernel/measured.rs"]
 mod measured;
+#[path = "monokernel/mtp.rs"]
+mod mtp;
 #[path = "monokernel/order.rs"]
 mod order;
 #[path = "monokernel/packed.rs"]

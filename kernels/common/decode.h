@@ -25,6 +25,7 @@
 #include "ops/latent.h"
 #include "ops/lookup.h"
 #include "ops/matvec.h"
+#include "ops/mtp.h"
 #include "ops/project.h"
 #include "ops/residual.h"
 #include "ops/route.h"
@@ -142,9 +143,10 @@ KIE_DEVICE void decode_attention(Ring& ring, Watch& watch, const DecodeArgs& arg
         prefetch_weights<typename C::TilingQkv>(ring, prefetched);
         vector_free<typename C::TilingDown>();
         if (kVariableStages) early_page<C>(args, b, layer, kv);
-        Squares squares =
-            gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
-                          norm_row(b, layer, 0), b.seqno - 1, layer << 4);
+        const u64* before =
+            kMtp ? taken_in(args, b) : hidden_slot(args, 1, layer - 1, b.lane_index);
+        Squares squares = gather_normed(watch, args, b, before, !kMtp && layer == 0,
+                                        norm_row(b, layer, 0), b.seqno - 1, layer << 4);
         stamp(b, 0);
         step_qkv<C>(ring, args, b, layer, kv, prefetched, squares);
     }
@@ -230,6 +232,7 @@ KIE_DEVICE void decode_entries(Ring& ring, Watch& watch, const DecodeArgs& args,
 template <class C>
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
+    if constexpr (kMtp) step_mtp_in<C>(ring, args, b, own);
     const Reduction of_o = reduction_of(b, 0, layer), of_down = reduction_of(b, 1, layer);
     AllReduce<typename C::TilingO> others_o;
     others_o.ask_early(args, b, of_o);
@@ -241,7 +244,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         decode_delta<C>(ring, watch, args, b, layer);
     else
         decode_attention<C>(ring, watch, args, b, layer);
-    if constexpr (kHyperStreams == 1)
+    if constexpr (kHyperStreams == 1 && !kMtp)
         if (layer == 0)
             KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i) unpack_first(own.v[i]);
     const long buffer = buffer_of(layer, b.lane_index);
@@ -323,7 +326,7 @@ KIE_DEVICE void keep_states(const DecodeArgs& args, const Block& b) {
 }
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
-    each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
+    if constexpr (!kMtp) each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
         const int row = b.block_in_lane * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
@@ -336,7 +339,7 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         of_class(b.shared, layer, RunLayer{ring, watch, args, b, layer, own}),
         ++b.seqno;
     Candidate candidate = {kLowest, kNone};
-    const bool heads = sequences_of(args) > 0 || args.logits;
+    const bool heads = kMtp ? args.predicts != 0 : sequences_of(args) > 0 || args.logits;
     if constexpr (kHyperStreams > 1)
         if (heads)
             take_streams<false>(watch, args, b, args.extras + kMixOfHead, kBesideMixHead, 0,
@@ -371,7 +374,7 @@ KIE_DEVICE bool at_the_end(const DecodeArgs& args, const Block& b) {
     for (int c = 0; c < sequences_of(args); ++c)
         if (ends_of(b)[c] != 0) return true;
     // Where drafts are rare narrower kernels are faster.
-    return kLookup && drafts_of(b).quiet >= kQuietMost;
+    return kLookup && !kMtp && drafts_of(b).quiet >= kQuietMost;
 }
 
 KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,

@@ -57,7 +57,7 @@ def counts(ids: list[int], drafts: list[list[int]]) -> tuple[int, int]:
     return drafted, accepted
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu:0,1"])
+@pytest.fixture(scope="module", params=["cpu", "cpu:0,1", "sim:blocks=4"])
 def engine(request: pytest.FixtureRequest) -> Iterator[kie.Engine]:
     """The fixture with its layer that predicts."""
     device = request.param

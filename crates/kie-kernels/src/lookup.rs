@@ -7,6 +7,9 @@
 
 /// Most tokens that a pass drafts.
 pub const DRAFT_MAX: usize = 7;
+/// Most drafts of a model's own layers. Each is one more pass of such a layer and of the head, and
+/// is right only if those before it are.
+pub(crate) const PREDICTED_MAX: usize = 3;
 /// Fewest tokens that must match.
 pub(crate) const MATCH_MIN: usize = 2;
 /// Tokens beyond which a longer match says no more; it takes some to tell repeated lines apart.

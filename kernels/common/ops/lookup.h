@@ -18,6 +18,7 @@
 #include "control.h"
 #include "lowered.h"
 #include "ops/drafts.h"
+#include "ops/mtp.h"
 #include "ops/sample.h"
 #include "platform.h"
 #include "shape.h"
@@ -147,7 +148,7 @@ KIE_DEVICE u32 id_behind(const DecodeArgs& args, const Block& b, int s, const Be
 // consumers, of sequences whose last token is known; they meet at the end.
 KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
     Drafts& all = drafts_of(b);
-    const int me = thread(), sequences = (int)args.live;
+    const int me = thread(), sequences = kMtp ? predicting(args, b) : (int)args.live;
     if (me < sequences) {
         Drafter& d = all.sequence[me];
         all.columns.sequence[me] = me, all.columns.ahead[me] = d.made;
@@ -205,6 +206,7 @@ KIE_DEVICE void learn(Drafter& d, u32 accepted) {
 }
 // What the step made of a sequence; one thread.
 KIE_DEVICE void accept(const DecodeArgs& args, const Block& b, int s) {
+    if constexpr (kMtp) return accept_predicted(args, b, s);
     Drafter& d = drafts_of(b).sequence[s];
     const Sequence& q = args.column[s];
     u32* text = ids_of(args, q.row, 0);

@@ -26,7 +26,7 @@ use super::watch::Watch;
 use crate::abi::{Command, CommandKind, Drafts, Record, SlotEnd, MAX_ALTERNATIVES, NONE};
 use crate::device::{Gone, Running};
 use crate::error::Result;
-use crate::lookup::{Lookup, DRAFT_MAX};
+use crate::lookup::{Lookup, DRAFT_MAX, PREDICTED_MAX};
 use crate::mailbox::{Mailbox, SlotMemory};
 use crate::mask::Place;
 use crate::sample::{sample, top_logprobs, Rules, Scratch, SEEN_IN_PROMPT};
@@ -39,10 +39,6 @@ const AIM: f64 = 0.85;
 /// What is left of a slow pass's cost of a column, pass by pass: columns far into a prompt, and a
 /// machine that does other things, are dearer for a while.
 const REMEMBERED: f64 = 0.9;
-
-/// Most drafts of the model's own layers. Each is one more pass of such a layer and of the head,
-/// and is right only if those before it are.
-const PREDICTED_MAX: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {

@@ -403,6 +403,11 @@ impl Loaded {
         Ok(Arc::clone(kernel.module.get_or_init(|| module)))
     }
 
+    /// The kernels there are.
+    pub fn kinds(&self) -> impl Iterator<Item = Kind> + '_ {
+        self.kernels.iter().map(|kernel| kernel.kind)
+    }
+
     /// The first position of a sequence that the kernel with streamed pages is for.
     pub fn streams_from(&self) -> u32 {
         let any = self.kernels.iter().any(|k| k.kind.columns == 1 && k.kind.streamed);

@@ -66,11 +66,13 @@ pub struct Mono {
     /// Times launches; some of what it runs computes garbage.
     meter: Option<Arc<Meter>>,
     /// What the last program became: an engine asks for it several times while it opens.
-    last: Mutex<Option<(Program, Ranks)>>,
+    last: Mutex<Option<(Program, Lowered)>>,
 }
 
 /// What each rank runs of a program, and its partition.
 type Ranks = Arc<[(Model, Partition)]>;
+/// The same of what predicts further tokens beside a model, where something does.
+type Lowered = (Ranks, Option<Ranks>);
 
 impl Mono {
     /// The device of one machine, or of several as one.
@@ -119,7 +121,9 @@ impl Mono {
         // The simulator's wide tiles are slow: its tests ask for them.
         let usual = machine.platform() != Platform::Sim;
         // Its activations have one part.
-        if !self.prefill_kernel.unwrap_or(usual) || self.parts > 1 {
+        // What predicts further tokens goes on from what columns of the decode kernel leave.
+        let predicts = program.program().predicts();
+        if !self.prefill_kernel.unwrap_or(usual) || self.parts > 1 || predicts {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);
@@ -134,12 +138,30 @@ impl Mono {
     }
 
     fn lower(&self, program: &ValidProgram) -> Result<Ranks> {
+        Ok(self.lower_both(program)?.0)
+    }
+
+    /// The program's model, and what predicts further tokens beside it.
+    fn lower_both(&self, program: &ValidProgram) -> Result<Lowered> {
         let program = program.program();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, ranks)) = last.as_ref().filter(|(lowered, _)| lowered == program) {
-            return Ok(ranks.clone());
+        if let Some((_, lowered)) = last.as_ref().filter(|(lowered, _)| lowered == program) {
+            return Ok(lowered.clone());
         }
-        let model = Model::read(program, self.machines.len() as u32)?;
+        let ranks = self.machines.len() as u32;
+        let model = self.partitioned(Model::read(program, ranks)?, program)?;
+        let mtp = Model::read_mtp(program, ranks)?;
+        let mtp = mtp.map(|mtp| self.partitioned(mtp, program)).transpose()?;
+        for ((of_model, part), (of_mtp, other)) in model.iter().zip(mtp.iter().flat_map(|m| &**m)) {
+            goes_beside(program, (of_model, part), (of_mtp, other))?;
+        }
+        let lowered = (model, mtp);
+        *last = Some((program.clone(), lowered.clone()));
+        Ok(lowered)
+    }
+
+    /// A model's partition on each machine.
+    fn partitioned(&self, model: Model, program: &Program) -> Result<Ranks> {
         let model = Model { parts: self.parts, ..model };
         let one = |machine: &Arc<dyn Machine>| -> Result<(Model, Partition)> {
             let machine = machine.info()?;
@@ -148,10 +170,53 @@ impl Mono {
             refuse_rounding(&model, &partition)?;
             Ok((model.clone(), partition))
         };
-        let ranks: Ranks = self.machines.iter().map(one).collect::<Result<_>>()?;
-        *last = Some((program.clone(), ranks.clone()));
-        Ok(ranks)
+        self.machines.iter().map(one).collect()
     }
+
+    /// Everything of a model, on all machines, which know each other's words.
+    fn load_all(
+        &self,
+        program: &ValidProgram,
+        buffers: &[Buffer],
+        lowered: &Ranks,
+    ) -> Result<Vec<Loaded>> {
+        let load = |rank: &usize| -> Result<Loaded> {
+            let (rank, machine) = (*rank, &self.machines[*rank]);
+            self.stop.check()?;
+            let (model, partition) = lowered[rank].clone();
+            let plan = self.plan(&model, &partition, &**machine, program)?;
+            let parts = (model, partition, plan);
+            Loaded::new(machine.clone(), program, buffers, parts, rank as u32)
+        };
+        let ranks: Vec<usize> = (0..self.machines.len()).collect();
+        let mut loaded = side_by_side(&ranks, "loading", load)?;
+        self.stop.check()?;
+        let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
+        for rank in &mut loaded {
+            rank.connect(&words)?;
+        }
+        Ok(loaded)
+    }
+}
+
+/// What predicts further tokens reads the residual where the model's kernels leave it, and its
+/// columns are drafts'.
+fn goes_beside(
+    program: &Program,
+    (model, partition): (&Model, &Partition),
+    (mtp, other): (&Model, &Partition),
+) -> Result<()> {
+    let alike = partition.hidden == other.hidden && partition.columns == other.columns;
+    let drafts = other.kernels(mtp, Platform::Cuda).iter().all(|kind| kind.columns > 1);
+    if alike && drafts && model.lanes == 1 && model.hyper.is_none() {
+        return Ok(());
+    }
+    let detail = format!(
+        "for the monokernel: a layer that predicts further tokens has {} columns of {} beside {} of \
+         {}",
+        other.columns, other.hidden, partition.columns, partition.hidden
+    );
+    Err(Error::InvalidProgram { step: program.model_steps(), detail })
 }
 
 /// Weights that become halves are rounded: no exact numbers follow from them.
@@ -205,7 +270,14 @@ impl Device for Mono {
             1 => "",
             _ => "exact     two halves a number, keys and values in float32\n",
         };
-        Ok(format!("{partition}{}{exact}{prompts}", partition.placement(model)))
+        let mtp = match self.lower_both(program)?.1 {
+            None => String::new(),
+            Some(mtp) => {
+                let bytes = mtp[0].1.read_bytes(&mtp[0].0) * u64::from(mtp[0].1.blocks);
+                format!("mtp       a kernel of its own, which reads {bytes} bytes a draft\n")
+            }
+        };
+        Ok(format!("{partition}{}{exact}{prompts}{mtp}", partition.placement(model)))
     }
 
     fn lowered(&self, program: &ValidProgram) -> Result<String> {
@@ -231,13 +303,17 @@ impl Device for Mono {
     }
 
     fn footprints(&self, program: &ValidProgram) -> Result<Vec<Footprint>> {
-        let ranks = self.lower(program)?;
+        let (ranks, mtp) = self.lower_both(program)?;
         let one = |(rank, (model, partition)): (usize, &(Model, Partition))| -> Result<Footprint> {
             let plan = self.plan(model, partition, &*self.machines[rank], program)?;
             let info = self.machines[rank].info()?;
             let program = program.program();
-            let [weight_bytes, kv_bytes, scratch_bytes] =
-                loaded::bytes(program, model, partition, plan.as_ref());
+            let mut all = loaded::bytes(program, model, partition, plan.as_ref());
+            if let Some(mtp) = &mtp {
+                let more = loaded::bytes(program, &mtp[rank].0, &mtp[rank].1, None);
+                all.iter_mut().zip(more).for_each(|(bytes, more)| *bytes += more);
+            }
+            let [weight_bytes, kv_bytes, scratch_bytes] = all;
             let part = model.part(rank as u32);
             let (name, free_bytes) = (info.name, info.free_bytes);
             Ok(Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
@@ -246,7 +322,11 @@ impl Device for Mono {
     }
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
-        let ranks = self.lower(program)?;
+        let (ranks, mtp) = self.lower_both(program)?;
+        for (machine, (model, partition)) in self.machines.iter().zip(mtp.iter().flat_map(|m| &**m))
+        {
+            loaded::compile(&**machine, model, partition, None, true)?;
+        }
         self.machines.iter().zip(&*ranks).try_for_each(|(machine, (model, partition))| {
             let plan = self.plan(model, partition, &**machine, program)?;
             let (_, wide) = loaded::compile(&**machine, model, partition, plan.as_ref(), true)?;
@@ -292,22 +372,9 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let lowered = self.lower(&program)?;
-        let load = |rank: &usize| -> Result<Loaded> {
-            let (rank, machine) = (*rank, &self.machines[*rank]);
-            self.stop.check()?;
-            let (model, partition) = lowered[rank].clone();
-            let plan = self.plan(&model, &partition, &**machine, &program)?;
-            let parts = (model, partition, plan);
-            Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
-        };
-        let ranks: Vec<usize> = (0..self.machines.len()).collect();
-        let mut loaded = side_by_side(&ranks, "loading", load)?;
-        self.stop.check()?;
-        let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
-        for rank in &mut loaded {
-            rank.connect(&words)?;
-        }
+        let (lowered, mtp) = self.lower_both(&program)?;
+        let mut loaded = self.load_all(&program, &buffers, &lowered)?;
+        let mtp = mtp.map(|mtp| self.load_all(&program, &buffers, &mtp)).transpose()?;
         let scratch: Vec<_> =
             loaded.iter().filter_map(|l| Some(l.prefill.as_ref()?.scratch())).collect();
         for prefill in loaded.iter_mut().filter_map(|l| l.prefill.as_mut()) {
@@ -326,6 +393,9 @@ impl Device for Mono {
         }
         let (seqno, patience) = (self.first_seqno, self.hang_timeout);
         let mut runner = Runner::new(loaded, mailbox, seqno, patience, self.bounds);
+        if let Some(mtp) = mtp {
+            runner.predicts(mtp, seqno, patience);
+        }
         runner.reproducible = self.reproducible;
         Ok(Box::new(runner.metered(self.meter.clone())))
     }

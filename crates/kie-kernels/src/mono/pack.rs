@@ -377,6 +377,8 @@ impl Weights<'_> {
                 let (which, row) = self.qkv_row(class, row)?;
                 Some((which, if m.sliced { 0 } else { self.lane_all(lane) }, row))
             }
+            // Each machine has all of it.
+            Matrix::MtpIn => (row < m.hidden).then_some((0, 0, row)),
             Matrix::Output | Matrix::SharedDown | Matrix::Down => {
                 let lane = if m.sliced { 0 } else { self.lane_all(lane) };
                 (row < m.hidden).then_some((0, lane, row))
@@ -417,6 +419,7 @@ impl Weights<'_> {
         let [query, _] = m.heads_of(self.rank, c);
         let heads = query.end - query.start;
         let (count, real, padded, skip) = match matrix {
+            Matrix::MtpIn => return Parts { count: 2, ..self.whole() },
             Matrix::Qkv
             | Matrix::Gates
             | Matrix::LatentDown

@@ -8,7 +8,7 @@ use super::lower::hyper::{Hyper, HyperTensors};
 use super::lower::latent::Latent;
 use super::lower::layout::Kind;
 use super::lower::matrix::Matrix;
-use super::lower::model::{Class, Coded, Extras, Layer, Model, Norm};
+use super::lower::model::{Class, Coded, Extras, Layer, Model, Mtp, Norm};
 use super::lower::partition::Partition;
 use super::lower::tiling::StoredBits;
 use super::prefill::Plan;
@@ -58,6 +58,7 @@ pub fn model(name: &str) -> Model {
         latent: None,
         compressed: None,
         experts: None,
+        predicts: false,
     };
     let lanes = if name == "2b" { 8 } else { 1 };
     let layer = if lanes > 1 { delayed() } else { in_shards(1) };
@@ -77,6 +78,7 @@ pub fn model(name: &str) -> Model {
         layer: vec![layer; of(15, 16, 32) as usize],
         coded: Vec::new(),
         coded_head: None,
+        mtp: None,
         embed: 0,
         head: 0,
         final_norm: norm,
@@ -139,6 +141,7 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
             latent: None,
             compressed: None,
             experts: Some(experts),
+            predicts: false,
         };
     };
     let (bits, group) = match is_gpt {
@@ -264,6 +267,16 @@ pub fn coder_next(ranks: u32) -> Model {
     };
     let layer = (0..48).map(layer).collect();
     let model = Model { classes: vec![recurrent, attention], layer, ..experts };
+    coded(model, |_| Some(Coded { bits: StoredBits::F8, group: [128, 128] }))
+}
+
+/// Its layer that predicts further tokens.
+pub fn coder_next_mtp(ranks: u32) -> Model {
+    let model = coder_next(ranks);
+    let class = Class { predicts: true, ..model.classes[1] };
+    let layer = Layer { class: 0, ..model.layer[3].clone() };
+    let mtp = Some(Mtp { norms: [model.final_norm; 3] });
+    let model = Model { classes: vec![class], layer: vec![layer], mtp, ..model };
     coded(model, |_| Some(Coded { bits: StoredBits::F8, group: [128, 128] }))
 }
 

@@ -65,6 +65,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/mask.h",
     "common/ops/matvec.h",
     "common/ops/matvec_words.h",
+    "common/ops/mtp.h",
     "common/ops/order.h",
     "common/ops/parts.h",
     "common/ops/project.h",

@@ -304,6 +304,10 @@ structures! {
         given: u32,
         /// These.
         ids: [u32; DRAFT_MAX],
+        /// Of a layer that predicts further tokens: how many of those are what came, ...
+        known: u32,
+        /// ... and how many tokens it is to predict behind them (ops/mtp.h).
+        wanted: u32,
     }
 
     /// The launch's one parameter. Addresses are the device's.
@@ -402,6 +406,15 @@ structures! {
         more_page_bytes: [u32; MORE_POOLS],
         /// How many of `states` stand before those behind drafts.
         draft_states: u64,
+        /// Of a layer that predicts further tokens: words of the residual that the model's last
+        /// launch left, `[columns][before_words]`, and which of these each column goes on from.
+        before: u64 = "const u64*",
+        /// See above.
+        before_words: u64,
+        /// See above.
+        before_column: [u32; 8],
+        /// Not 0: tokens are to be predicted; else keys and values are all that is wanted.
+        predicts: u64,
     }
 
     /// The prefill kernel's one parameter.

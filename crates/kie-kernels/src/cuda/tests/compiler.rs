@@ -221,6 +221,30 @@ fn layers_with_delta_rules_spill_no_more_than_they_did() {
     }
 }
 
+#[test]
+fn what_predicts_further_tokens_goes_beside_its_model() {
+    let machine = shapes::nvidia();
+    for ranks in [1, 4] {
+        let of = |model: &Model| Partition::new(model, &machine, 33_280).unwrap();
+        let (model, mtp) = (shapes::coder_next(ranks), shapes::coder_next_mtp(ranks));
+        let [beside, own] = [&model, &mtp].map(of);
+        assert_eq!((own.hidden, own.columns), (beside.hidden, beside.columns), "{ranks} ranks");
+        let kinds = own.kernels(&mtp, Platform::Cuda);
+        assert_eq!(
+            kinds.iter().map(|kind| (kind.columns, kind.lookup)).collect::<Vec<_>>(),
+            [(8, true)]
+        );
+        let Some(nvrtc) = nvrtc("compiling what predicts further tokens") else { return };
+        let (source, _) = shapes::decode(&mtp, &machine, Platform::Cuda, kinds[0]);
+        let kernel = sole(&nvrtc, &source);
+        assert!(kernel.registers <= 65_536 / own.threads(32) / 8 * 8, "{ranks} ranks: {kernel:?}");
+        let spills = if ranks == 1 { (0, 0) } else { (16, 16) };
+        if nvrtc.version.0 == 13 {
+            assert_eq!((kernel.stack_bytes, kernel.spill_bytes), spills, "{ranks} ranks");
+        }
+    }
+}
+
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.
 const PREFILL: [Spills; 4] =
     [("1b", 128, 268), ("8b", 128, 276), ("2b", 176, 458), (SLICED, 64, 68)];

@@ -176,7 +176,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kRanks", model.ranks),
         ("kLanes", model.lanes),
         ("kLanesAll", model.lanes_all()),
-        ("kFinalNorm", model.norm_rows() - model.final_norm.rows),
+        ("kFinalNorm", model.final_norm_row()),
         ("kFinalNormLanes", model.final_norm.rows),
         ("kHeadSegment", segments::head_segment(model, p)),
         ("kHeadMode", layout::head_mode(model) as u32),
@@ -223,6 +223,8 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kStreamed", kind.streamed && !kind.lookup),
         ("kWholePages", kind.streamed && kind.lookup),
     ]);
+    t.line("// One layer, which predicts further tokens (ops/mtp.h).");
+    t.bools([("kMtp", model.mtp.is_some())]);
     drafts(t, p, kind);
     streams(t, model, p, layout);
 }
@@ -487,6 +489,7 @@ fn beginnings(t: &mut Text, p: &Partition, at: usize) {
 /// A matrix's name in kernels.
 const fn name(matrix: Matrix) -> &'static str {
     match matrix {
+        Matrix::MtpIn => "MtpIn",
         Matrix::Qkv => "Qkv",
         Matrix::Gates => "Gates",
         Matrix::LatentDown => "LatentDown",

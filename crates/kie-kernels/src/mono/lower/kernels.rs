@@ -18,6 +18,11 @@ impl Partition {
         // So does attention over latents (ops/latent.h).
         let plain = |c: &Class| c.latent.is_none() && c.compressed.is_none();
         let streamed = streamed && model.classes.iter().all(plain);
+        let drafting = Kind { columns: self.columns, streamed, lookup: true };
+        if model.mtp.is_some() {
+            // Its columns are those of a kernel that checks drafts.
+            return vec![drafting];
+        }
         let mut all = Vec::new();
         if !streamed || self.streams_from(model) > 0 {
             all.push(Kind::plain(1, false));
@@ -28,7 +33,6 @@ impl Partition {
         if self.columns > 1 {
             all.push(Kind::plain(self.columns, streamed));
         }
-        let drafting = Kind { columns: self.columns, streamed, lookup: true };
         all.extend(self.drafts(model, drafting).then_some(drafting));
         all
     }

@@ -4,7 +4,7 @@
 use super::latent::LatentPartition;
 use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, Partition, PARTS_A, PARTS_B};
+use super::partition::{widest_input, ClassPartition, Partition, PARTS_A, PARTS_B};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{HeadMode, NormSpan, PAGE};
@@ -32,6 +32,9 @@ const SLOTS_MAX: u32 = 64;
 const LAYERS_ALIGN: u32 = 8;
 /// Sums of squares where norms of q and k are over all heads: of the residual, of q, of k.
 const NORM_SETS_HEADS: u32 = 3;
+/// The same where a layer predicts further tokens: of the embedding, of the residual, and of that
+/// normed.
+const NORM_SETS_MTP: u32 = 3;
 /// Neighbouring columns of a vector stand 16 banks apart: padding, in halves.
 pub const COLUMN_PAD: u32 = 32;
 
@@ -194,6 +197,8 @@ impl Exchange {
         let pairs = || model.classes.iter().zip(&partition.classes);
         let two = pairs().all(|(c, p)| all_awaited(c, p, partition, each));
         let num_buffers = if two && model.layers() > 2 { 2 } else { model.layers() };
+        // What its layer takes in is told where the layer's output of the step before is not.
+        let num_buffers = if model.mtp.is_some() { 2 } else { num_buffers };
         let num_buffers_other = model.num_buffers_other();
         let (c, parts) = (u64::from(columns), model.parts);
         let words_h = u64::from(parts) * lines_of(u64::from(partition.residual * each) / 2);
@@ -377,6 +382,7 @@ fn norm_sets(model: &Model) -> u32 {
     let of_heads = |c: &Class| c.head_norm == Some(NormSpan::AllHeads);
     match head_mode(model) {
         HeadMode::Mean | HeadMode::Concat => model.lanes_all(),
+        HeadMode::PerLane | HeadMode::SumThenNorm if model.mtp.is_some() => NORM_SETS_MTP,
         HeadMode::PerLane | HeadMode::SumThenNorm if model.classes.iter().any(of_heads) => {
             NORM_SETS_HEADS
         }
@@ -423,7 +429,7 @@ impl Vectors {
         let of_experts = most(model, p, |_, c| c.expert_floats(columns));
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
-        let stride_a = p.hidden.max(head_width(model, p.hidden)) + pad;
+        let stride_a = widest_input(model, p.hidden) + pad;
         let there = if one_vector { 0 } else { stride_a * columns * model.parts };
         let of_latents = latent_stride(p, model.parts, there, columns * model.parts);
         Self {

@@ -3,6 +3,8 @@
 /// A product of a layer. A class of layers has some of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Matrix {
+    /// What a layer that predicts further tokens takes in.
+    MtpIn,
     /// Queries, keys, values, and gates; of a delta rule q, k, v and z.
     Qkv,
     /// What gates a delta rule: b and a of each of a block's units.
@@ -32,6 +34,7 @@ pub enum Matrix {
 impl Matrix {
     /// In the order of the stream.
     pub const ALL: [Self; Self::COUNT] = [
+        Self::MtpIn,
         Self::Qkv,
         Self::Gates,
         Self::LatentDown,
@@ -47,7 +50,7 @@ impl Matrix {
     ];
 
     /// How many.
-    pub const COUNT: usize = 12;
+    pub const COUNT: usize = 13;
 
     /// Whether it is an expert's own, where the mlp is some of several experts.
     pub const fn is_experts(self) -> bool {
@@ -56,7 +59,7 @@ impl Matrix {
 
     /// Whether threads own its results: rows of the residual.
     pub const fn is_owned(self) -> bool {
-        matches!(self, Self::Output | Self::SharedDown | Self::Down)
+        matches!(self, Self::MtpIn | Self::Output | Self::SharedDown | Self::Down)
     }
 
     /// Whether the layer's pages pass behind it.
@@ -72,6 +75,7 @@ impl Matrix {
     /// Its name, to print.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::MtpIn => "what predicts takes in",
             Self::Qkv => "q, k and v",
             Self::Gates => "gates of a delta rule",
             Self::LatentDown => "latents",

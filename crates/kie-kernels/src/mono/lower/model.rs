@@ -59,6 +59,16 @@ pub struct Model {
     pub residual_shift: u32,
     /// The residual is several streams.
     pub hyper: Option<Hyper>,
+    /// Its one layer predicts further tokens, beside another model.
+    pub mtp: Option<Mtp>,
+}
+
+/// Norms of what a layer that predicts further tokens takes in: of the embedding, of the residual
+/// stream, and behind the model's last layer; [`Model::final_norm`] is behind this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mtp {
+    /// In this order.
+    pub norms: [Norm; 3],
 }
 
 /// How a matrix is stored, where its codes could stay as they are in all layers of a class; or why
@@ -127,12 +137,19 @@ pub struct Class {
     pub compressed: Option<Compressed>,
     /// The mlp is some of several experts, of `ffn` each.
     pub experts: Option<Experts>,
+    /// It begins with [`Matrix::MtpIn`].
+    pub predicts: bool,
 }
 
 impl Class {
     /// Whether it keeps something that every position changes.
     pub fn is_recurrent(&self) -> bool {
         self.delta.is_some() || self.compressed.is_some_and(|of| of.entries.is_some())
+    }
+
+    /// Whether it is attention over keys and values.
+    pub const fn attends(&self) -> bool {
+        self.latent.is_none() && self.delta.is_none() && self.compressed.is_none()
     }
 
     /// Query heads of a kv head.
@@ -229,6 +246,8 @@ pub struct Extras {
     pub shared_scale: u32,
     /// Of a delta rule.
     pub delta: delta::Tensors,
+    /// Of a layer that predicts further tokens.
+    pub mtp_in: u32,
 }
 
 impl Default for Extras {
@@ -244,6 +263,7 @@ impl Default for Extras {
             shared: [NONE; 3],
             shared_scale: NONE,
             delta: delta::Tensors::default(),
+            mtp_in: NONE,
         }
     }
 }
@@ -299,6 +319,7 @@ impl Layer {
         let (extras, latent) = (&self.extras, &self.latent);
         let of = |pick: fn(&LatentTensors) -> Vec<u32>| latent.as_ref().map_or_else(Vec::new, pick);
         let all = match matrix {
+            Matrix::MtpIn => vec![extras.mtp_in],
             Matrix::Qkv => self.qkv.to_vec(),
             Matrix::Gates => vec![extras.delta.gates],
             Matrix::LatentDown => of(|l| l.down.to_vec()),
@@ -340,7 +361,13 @@ impl Model {
 
     /// All norms, in the order of their rows on a device.
     pub fn norms(&self) -> impl Iterator<Item = Norm> + '_ {
-        self.layer.iter().flat_map(|l| l.norms).chain([self.final_norm])
+        let mtp = self.mtp.iter().flat_map(|mtp| mtp.norms);
+        self.layer.iter().flat_map(|l| l.norms).chain([self.final_norm]).chain(mtp)
+    }
+
+    /// The first row of the final norm.
+    pub fn final_norm_row(&self) -> u32 {
+        self.layer.iter().flat_map(|l| l.norms).map(|norm| norm.rows).sum()
     }
 
     /// Rows of all norms.

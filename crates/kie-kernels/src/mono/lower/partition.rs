@@ -239,8 +239,14 @@ pub(super) const PARTS_A: &[Matrix] = &[
     Matrix::GateUp,
 ];
 /// See above.
-pub(super) const PARTS_B: &[Matrix] =
-    &[Matrix::Gates, Matrix::Output, Matrix::SharedGateUp, Matrix::SharedDown, Matrix::Down];
+pub(super) const PARTS_B: &[Matrix] = &[
+    Matrix::MtpIn,
+    Matrix::Gates,
+    Matrix::Output,
+    Matrix::SharedGateUp,
+    Matrix::SharedDown,
+    Matrix::Down,
+];
 
 /// Sizes that are the same in all classes, padded.
 #[derive(Debug, Clone, Copy)]
@@ -346,6 +352,9 @@ impl Rows {
                 ]
             }
         };
+        if class.predicts {
+            all.push((Matrix::MtpIn, residual, 2 * hidden));
+        }
         if let Some(delta) = &delta {
             all.push((Matrix::Gates, 2 * delta.each, hidden));
         }
@@ -482,8 +491,14 @@ fn head(model: &Model, each: u32, hidden: u32) -> (u32, u32) {
     (share(model.vocab, blocks, 2), head_width(model, hidden))
 }
 
+/// Numbers of the widest vector of a residual stream, or of several, of a padded width.
+pub(super) fn widest_input(model: &Model, hidden: u32) -> u32 {
+    let mtp = if model.mtp.is_some() { 2 * hidden } else { hidden };
+    head_width(model, hidden).max(mtp)
+}
+
 /// Columns of the head, of a padded width.
-pub(super) fn head_width(model: &Model, hidden: u32) -> u32 {
+fn head_width(model: &Model, hidden: u32) -> u32 {
     let concat = model.head_mode == HeadMode::Concat;
     if concat {
         model.lanes_all() * hidden
@@ -548,6 +563,7 @@ fn encoding_of(
         Parts { count: class.heads, real: class.head_dim, padded: head_dim, skip }
     };
     let parts = match matrix {
+        Matrix::MtpIn => vec![Parts { count: 2, ..whole }],
         Matrix::Qkv
         | Matrix::Gates
         | Matrix::LatentDown
@@ -591,9 +607,12 @@ fn encoding_of(
             2 * touched(stored, rows) + 2
         }
         Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
-        Matrix::Gates | Matrix::Output | Matrix::Router | Matrix::SharedDown | Matrix::Down => {
-            touched(stored, rows)
-        }
+        Matrix::MtpIn
+        | Matrix::Gates
+        | Matrix::Output
+        | Matrix::Router
+        | Matrix::SharedDown
+        | Matrix::Down => touched(stored, rows),
     };
     encoding((matrix.name(), stored), &parts, (rows, most), why)
 }
@@ -768,7 +787,7 @@ impl Partition {
         };
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
         let (vectors, parts) = (columns * model.parts, model.parts);
-        let wide = vectors * head_width(model, self.hidden).max(self.hidden);
+        let wide = vectors * widest_input(model, self.hidden);
         let pad = if vectors > 1 { 32 * vectors } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
         let room = if columns == 1 { wide + parts * narrow } else { wide.max(parts * narrow) };

@@ -8,41 +8,76 @@ use super::hyper::{Hyper, HyperTensors, MOST_STREAMS};
 use super::latent::{Latent, LatentTensors};
 use super::matrix::Matrix;
 use super::model::{
-    Class, Coded, Extras, Layer, Model, Norm, Stored, CLAMPED_SHIFT, FIRST_POOLS, MOST_CHOSEN,
+    Class, Coded, Extras, Layer, Model, Mtp, Norm, Stored, CLAMPED_SHIFT, FIRST_POOLS, MOST_CHOSEN,
     MOST_CLASSES, MOST_EXPERTS, MOST_GROUPS, MOST_POOLS,
 };
 use super::tiling::StoredBits;
 use crate::abi::{
     Attend, CompressedDown, DeltaHeads, DeltaIn, DeltaRule, ExpertGroups, ExpertsDown,
     ExpertsGateUp, Gate, GateUp, HeadMode, Heads, HyperIn, Join, LatentAttend, LatentDown,
-    LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program, Project, Qkv, Rotary, Route,
-    Scoring, StateAt, StateKind, StepKind, Tensor, NONE,
+    LatentHeads, LatentQuery, LatentUp, MtpIn, NormSpan, PageGroup, Program, Project, Qkv, Rotary,
+    Route, Scoring, StateAt, StateKind, StepKind, Tensor, NONE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, indivisible, normed_over_all_heads};
 
 impl Model {
-    /// Reads a program, for so many machines, with numbers of one part.
+    /// Reads a program's model, for so many machines, with numbers of one part.
     ///
     /// # Errors
     /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
-        let (d, pools) = (&program.dims, pools(program)?);
         let mut steps = Steps { program, at: 0 };
         let StepKind::Embed(embed) = steps.next()? else { return steps.refuse("embed") };
         if embed.factor != 1.0 {
             return refuse(0, format!("embeddings times {}, 1 wanted", embed.factor));
         }
+        Self::read_layers(steps, ranks, (embed.table, None), program.model_steps())
+    }
+
+    /// Reads what predicts further tokens beside a program's model, if anything does.
+    ///
+    /// # Errors
+    /// As [`Model::read`].
+    pub fn read_mtp(program: &Program, ranks: u32) -> Result<Option<Self>> {
+        let mut steps = Steps { program, at: program.model_steps() };
+        if !program.predicts() {
+            return Ok(None);
+        }
+        let first = steps.at;
+        let StepKind::MtpIn(mtp) = steps.next()? else { return steps.refuse("mtp_in") };
+        if program.dims.lanes > 1 {
+            return refuse(first, "lanes, and a layer that predicts further tokens".to_owned());
+        }
+        let of = (mtp.table, Some(mtp));
+        let model = Self::read_layers(steps, ranks, of, program.steps.len())?;
+        let plain = model.hyper.is_none() && model.classes[0].attends();
+        if model.layers() != 1 || !plain {
+            let detail = "what predicts further tokens is no layer of attention".to_owned();
+            return refuse(first, detail);
+        }
+        Ok(Some(model))
+    }
+
+    /// Layers, and the head behind them, up to step `end`.
+    fn read_layers(
+        mut steps: Steps<'_>,
+        ranks: u32,
+        (embed, mtp): (u32, Option<&MtpIn>),
+        end: usize,
+    ) -> Result<Self> {
+        let (program, begin) = (steps.program, steps.at - 1);
+        let (d, pools) = (&program.dims, pools(program)?);
         let sliced = d.lanes == 1 && ranks > 1;
         let lanes_all = if sliced { ranks } else { d.lanes };
         // A norm of slices is that of the one lane there is.
         let lanes = if sliced { 1 } else { lanes_all };
-        let (classes, layer, interleaved) = layers(&mut steps, ranks, (lanes, sliced))?;
+        let (mut classes, mut layer, interleaved) = layers(&mut steps, ranks, (lanes, sliced))?;
         let hyper = steps.head_takes(&layer)?;
         let StepKind::Head(head) = steps.next()? else { return steps.refuse("head") };
         let head_at = steps.at - 1;
         let StepKind::Sample(_) = steps.next()? else { return steps.refuse("sample") };
-        if steps.at != program.steps.len() || layer.is_empty() {
+        if steps.at != end || layer.is_empty() {
             let count = layer.len();
             return refuse(steps.at, format!("{count} layers, then what is no step of theirs"));
         }
@@ -57,6 +92,19 @@ impl Model {
         if lanes_all > ranks && classes.iter().any(|c: &Class| c.experts.is_some()) {
             return refuse(head_at, format!("experts in {lanes_all} lanes, one wanted"));
         }
+        if let Some(mtp) = mtp {
+            classes[0].predicts = true;
+            layer[0].extras.mtp_in = mtp.weight;
+        }
+        let norm = |tensor| Norm::read(program, tensor, 1, begin);
+        let norms = |of: &MtpIn| -> Result<Mtp> {
+            let [before, own] = of.end_norms;
+            if own != head.norm {
+                return refuse(begin, "a norm behind drafts that is not their head's".to_owned());
+            }
+            let [embedding, hidden] = [of.embedding_norm, of.hidden_norm];
+            Ok(Mtp { norms: [norm(embedding)?, norm(hidden)?, norm(before)?] })
+        };
         let mut model = Self {
             parts: 1,
             ranks,
@@ -73,15 +121,16 @@ impl Model {
             layer,
             coded: Vec::new(),
             coded_head: None,
-            embed: embed.table,
+            embed,
             head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
             residual_shift,
             hyper,
+            mtp: mtp.map(norms).transpose()?,
         };
         let width = program.tensors.get(model.embed as usize).map(|t| t.cols);
         if width != Some(model.hidden) {
-            return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
+            return refuse(begin, format!("embedding of width {width:?}, not {}", model.hidden));
         }
         model.coded = (0..model.classes.len()).map(|c| model.coded_of(program, c)).collect();
         model.coded_head = Self::coded_as(program, &[model.head]);
@@ -656,6 +705,7 @@ impl Class {
             latent: None,
             compressed: None,
             experts,
+            predicts: false,
         };
         let whole = whole.with_mixer(program, &phases.mixer);
         let (query, kv, lanes) = (whole.heads, whole.kv_heads, program.dims.lanes);

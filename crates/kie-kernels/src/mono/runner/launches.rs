@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::mtp;
 use super::schedule::{Slot, LONG};
 use crate::error::Result;
 use crate::machine::{Flight, Launch};
@@ -13,7 +14,7 @@ use crate::mailbox::{Mailbox, SlotMemory};
 use crate::meter::{Meter, Mode};
 use crate::mono::interleave::Chunk;
 use crate::mono::loaded::Loaded;
-use crate::mono::lower::layout::Kind;
+use crate::mono::lower::layout::{Exchange, Kind};
 use crate::mono::lower::segments::head_segment;
 use crate::mono::prefill::{Part, Prefill};
 use crate::mono::wire::{wants, Drafting, ExpiredWait, Order, Sequence, Wire};
@@ -196,6 +197,48 @@ impl Launches {
             flights.push(loaded.machine.launch(&module, &launch)?);
         }
         Ok((flights, mode))
+    }
+
+    /// Where the residual behind the last layer of a launch of so many columns stands, by rank, and
+    /// how many words a column has.
+    pub fn residuals(&self, columns: u32) -> Vec<[u64; 2]> {
+        let of = |rank: &Loaded| {
+            let exchange = Exchange::new(&rank.model, &rank.partition, columns);
+            let buffers = exchange.num_buffers;
+            let at = buffers + (rank.model.layers() - 1) % buffers;
+            let address =
+                rank.words_address() + 8 * u64::from(at * rank.model.lanes) * exchange.vec_h;
+            [address, exchange.words_h]
+        };
+        self.ranks.iter().map(of).collect()
+    }
+
+    /// Starts the kernel that predicts further tokens on every rank, behind residuals that stand
+    /// there ([`Launches::residuals`] of the model).
+    pub fn predict(&mut self, ask: &mtp::Ask, before: &[[u64; 2]]) -> Result<Vec<Box<dyn Flight>>> {
+        self.renew_seqnos()?;
+        self.order(Order::GoOn);
+        let wanted = ask.slots.iter().any(|(_, count)| *count > 0);
+        let launch = |(loaded, before): (&Loaded, &[u64; 2])| {
+            let kind = loaded.kinds().next().expect("one kernel");
+            let mut args = loaded.args(kind.columns);
+            (args.seqno, args.budget_ns, args.steps) = (self.seqno, self.budget_ns, ask.steps);
+            (args.live, args.column) = (ask.slots.len() as u32, ask.column);
+            (args.drafting, args.before_column) = (ask.drafting, ask.before_column);
+            ([args.before, args.before_words], args.predicts) = (*before, u64::from(wanted));
+            if !wanted {
+                args.segment_count = head_segment(&loaded.model, &loaded.partition);
+            }
+            let launch = Launch {
+                entry: "kie_decode",
+                blocks: loaded.partition.blocks,
+                threads: loaded.partition.threads(loaded.machine.warp()),
+                shared_bytes: loaded.partition.shared_max,
+                args: args.as_bytes(),
+            };
+            loaded.machine.launch(&loaded.module(kind)?, &launch)
+        };
+        self.ranks.iter().zip(before).map(launch).collect()
     }
 
     /// Starts the prefill kernel on every rank, over the next layers of a chunk, whose tokens are

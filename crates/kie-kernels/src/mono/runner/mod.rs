@@ -19,6 +19,7 @@ mod delivery;
 mod drafts;
 mod hang;
 mod launches;
+mod mtp;
 mod schedule;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use self::delivery::Delivery;
 use self::drafts::{Drafts, SlotDrafts};
 use self::hang::Watch;
 use self::launches::{sequence, Ask, Launches, Started};
+use self::mtp::{Predicted, Predictor, Seen};
 use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
 use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
 use crate::device::{Gone, Phase, Running};
@@ -46,6 +48,7 @@ struct InFlight {
     flights: Vec<Box<dyn Flight>>,
     work: Work,
     steps: u32,
+    columns: u32,
     /// How it is measured, if it is.
     mode: Option<Mode>,
     since: Instant,
@@ -64,7 +67,19 @@ impl InFlight {
     fn new((flights, mode): Started, work: Work, steps: u32) -> Self {
         let (since, watch) = (Instant::now(), Watch::new());
         let (behind_prompt, leaving, drafts, from) = (false, false, false, Vec::new());
-        Self { flights, work, steps, mode, since, from, drafts, behind_prompt, leaving, watch }
+        Self {
+            flights,
+            work,
+            steps,
+            columns: 0,
+            mode,
+            since,
+            from,
+            drafts,
+            behind_prompt,
+            leaving,
+            watch,
+        }
     }
 }
 
@@ -86,6 +101,10 @@ pub struct Runner {
     schedule: Schedule,
     delivery: Delivery,
     in_flight: Option<InFlight>,
+    /// What predicts further tokens, and columns of the model's last launch, which was of so many,
+    /// that it has not seen yet.
+    predictor: Option<Predictor>,
+    unseen: Option<(Vec<Seen>, u32)>,
     /// Which kernel takes a prompt is a matter of its length, not of what is cached of it.
     pub(super) reproducible: bool,
 }
@@ -106,7 +125,23 @@ impl Runner {
             delivery: Delivery::new(mailbox, dims.vocab, dims.max_positions),
             launches: Launches::new(ranks, first_seqno, hang_timeout),
             in_flight: None,
+            predictor: None,
+            unseen: None,
             reproducible: false,
+        }
+    }
+
+    /// The same with what predicts further tokens beside the model.
+    pub fn predicts(&mut self, ranks: Vec<Loaded>, first_seqno: u32, hang_timeout: Duration) {
+        self.predictor = Some(Predictor::new(ranks, first_seqno, hang_timeout));
+        self.schedule.singly = true;
+    }
+
+    /// Whose launch it is that some work is done by.
+    fn launches_of(&self, work: &Work) -> &Launches {
+        match (&self.predictor, work) {
+            (Some(predictor), Work::Predict(_)) => &predictor.launches,
+            _ => &self.launches,
         }
     }
 
@@ -164,11 +199,12 @@ impl Runner {
         }
         draftable |= self.is_outrun(&launch);
         self.first().machine.platform().between_looks();
-        self.launches.heartbeat();
+        self.launches_of(&launch.work).heartbeat();
         // The simulator finds blocks that are stuck by itself.
         let partly = ended.contains(&true);
         if !self.is_simulated() && launch.watch.is_due(self.launches.budget(), partly) {
-            if let Some(error) = launch.watch.look(&self.launches.expired_waits()?) {
+            let waits = self.launches_of(&launch.work).expired_waits()?;
+            if let Some(error) = launch.watch.look(&waits) {
                 // Its end may take long to come, or never does.
                 self.in_flight = Some(launch);
                 return Err(error);
@@ -187,7 +223,7 @@ impl Runner {
     /// their steps, and one for logits would begin anew.
     fn is_over(&self, launch: &InFlight) -> bool {
         self.launches.meter.is_none()
-            && !matches!(launch.work, Work::Logits(..))
+            && !matches!(launch.work, Work::Logits(..) | Work::Predict(_))
             && self.schedule.pace.is_over(launch.since.elapsed())
     }
 
@@ -199,15 +235,15 @@ impl Runner {
 
     /// A launch has ended.
     fn complete(&mut self, launch: InFlight) -> Result<()> {
-        let InFlight { flights, work, steps, mode, since, from, drafts, behind_prompt, .. } =
-            launch;
+        let InFlight { flights, work, steps, columns, mode, since, from, drafts, .. } = launch;
+        let behind_prompt = launch.behind_prompt;
         drop(flights);
-        if let Some(error) = hang::of_ended(&self.launches.expired_waits()?) {
+        if let Some(error) = hang::of_ended(&self.launches_of(&work).expired_waits()?) {
             return Err(error);
         }
         let made = self.launches.steps_made();
         self.note(&work, steps, mode)?;
-        self.end_drafts(drafts, &from);
+        let drafted = self.end_drafts(drafts, &from);
         match work {
             Work::Tokens(slots) => {
                 if !behind_prompt {
@@ -217,6 +253,7 @@ impl Runner {
                 let most = slots.iter().map(generated).max().unwrap_or(0);
                 self.launches.advance((most as u32).min(steps) + 1);
                 self.finish_all(&slots)?;
+                self.tokens_seen(&from, &drafted, columns);
             }
             Work::Mixed(slots, prompt) => {
                 self.launches.advance(steps);
@@ -231,8 +268,10 @@ impl Runner {
                 let done =
                     if made < steps { made as usize * self.first().most_columns() } else { to };
                 let slot_now = &mut self.schedule.slots[slot];
+                let first = slot_now.next;
                 slot_now.next = to.min(slot_now.next.saturating_add(done));
                 self.finish(slot);
+                self.prompt_seen(slot, first, columns);
             }
             Work::Layers(chunk, layers) => {
                 self.schedule.pace.note_layers(&chunk, layers, since.elapsed());
@@ -240,6 +279,7 @@ impl Runner {
                 self.schedule.went_on(chunk, layers, all);
                 self.finish(chunk.slot);
             }
+            Work::Predict(slots) => self.predicted(slots, steps),
             Work::Logits(command) => {
                 self.launches.advance(steps);
                 if made < steps {
@@ -299,6 +339,9 @@ impl Runner {
 
     /// Starts the next launch, if there is work.
     fn begin(&mut self) -> Result<()> {
+        if let Some((seen, columns)) = self.unseen.take() {
+            return self.start_predicting(seen, columns);
+        }
         let oldest = loop {
             for index in self.schedule.cancelled() {
                 self.finish(index);
@@ -308,6 +351,7 @@ impl Runner {
             }
             for index in self.schedule.take_grown() {
                 self.launches.write_pages(index, &self.delivery.mailbox)?;
+                self.write_predictors_pages(index)?;
             }
             let Some(slot) = self.schedule.oldest_prompt() else { break None };
             match self.prompt_left(slot)? {
@@ -331,8 +375,14 @@ impl Runner {
         let slot = &mut self.schedule.slots[index];
         if slot.token.is_none() {
             self.launches.write_slot(index, request, &self.delivery.mailbox)?;
-            slot.drafts =
-                SlotDrafts::new(request, self.launches.first().dims.max_positions as usize);
+            if let Some(predictor) = &self.predictor {
+                predictor.launches.write_pages(index, &self.delivery.mailbox)?;
+                slot.predicted = Predicted::new(request);
+            }
+            if slot.predicted.is_none() {
+                let positions = self.launches.first().dims.max_positions;
+                slot.drafts = SlotDrafts::new(request, positions as usize);
+            }
             // A few positions are done sooner as columns, in steps of a token's time.
             let few = 2 * self.launches.first().most_columns();
             let begin = if self.reproducible { 0 } else { slot.next };
@@ -376,7 +426,11 @@ impl Runner {
             return self.start_layers(index, left, beside);
         }
         let position = slot.next;
-        let count = if beside { left.min(TURN_POSITIONS) } else { left };
+        let count = match (&self.predictor, beside) {
+            (Some(_), _) => left.min(self.first().most_columns()),
+            (None, true) => left.min(TURN_POSITIONS),
+            (None, false) => left,
+        };
         self.launch_prompt(index, position, count, None, Work::Prompt(index, position + count))
     }
 
@@ -500,6 +554,9 @@ impl Runner {
 
     fn start_tokens(&mut self, slots: Vec<usize>, most: u32, at_head: bool) -> Result<()> {
         let (column, dump) = self.sequences(&slots);
+        // What predicts further tokens sees each step.
+        let seen = slots.iter().any(|slot| self.schedule.slots[*slot].predicted.is_some());
+        let most = if seen { 1 } else { most };
         let most = match self.drafting(&slots) {
             Drafts::None => most,
             Drafts::Now if !at_head && !dump => return self.start_drafting(slots, most, column),
@@ -524,7 +581,11 @@ impl Runner {
 
     /// What these slots' drafts ask of their next launch.
     fn drafting(&self, slots: &[usize]) -> Drafts {
-        let given = self.have_room(slots) && slots.iter().any(|slot| self.drafts_beside(*slot) > 0);
+        let ready = |slot: &usize| {
+            let predicted = &self.schedule.slots[*slot].predicted;
+            predicted.as_ref().is_some_and(Predicted::is_ready) || self.drafts_beside(*slot) > 0
+        };
+        let given = self.have_room(slots) && slots.iter().any(ready);
         if given {
             Drafts::Now
         } else {
@@ -587,7 +648,10 @@ impl Runner {
         for (drafting, index) in drafting.iter_mut().zip(&slots) {
             let (slot, request) = (&mut self.schedule.slots[*index], self.delivery.request(*index));
             let Some(drafts) = &mut slot.drafts else {
-                *drafting = drafts::beside(&slot.place(), request, room);
+                *drafting = match &mut slot.predicted {
+                    Some(predicted) => predicted.take(room),
+                    None => drafts::beside(&slot.place(), request, room),
+                };
                 room -= drafting.given as usize;
                 continue;
             };
@@ -619,8 +683,10 @@ impl Runner {
         }
     }
 
-    /// A launch of tokens has ended, with drafts or without; each slot's position was so far.
-    fn end_drafts(&mut self, drafts: bool, from: &[(usize, usize)]) {
+    /// A launch of tokens has ended, with drafts or without; each slot's position was so far. Says
+    /// how many drafts each had.
+    fn end_drafts(&mut self, drafts: bool, from: &[(usize, usize)]) -> Vec<u32> {
+        let mut all = vec![0; from.len()];
         for (column, (index, from)) in from.iter().enumerate() {
             let slot = &mut self.schedule.slots[*index];
             let made = slot.next.saturating_sub(*from) as u32;
@@ -629,9 +695,78 @@ impl Runner {
                 let [drafted, accepted] = told.counts;
                 self.delivery.mailbox.count_drafts(*index, drafted, accepted);
                 slot.drafts.iter_mut().for_each(|of_slot| of_slot.ended(&told));
+                slot.predicted.iter_mut().for_each(|of_slot| of_slot.saw(drafted, accepted));
+                all[column] = drafted;
             } else {
                 slot.drafts.iter_mut().for_each(|of_slot| of_slot.passed(made));
             }
+        }
+        all
+    }
+
+    /// The page tables of a slot for what predicts further tokens.
+    fn write_predictors_pages(&self, index: usize) -> Result<()> {
+        let predictor = self.predictor.iter();
+        predictor.map(|p| p.launches.write_pages(index, &self.delivery.mailbox)).collect()
+    }
+
+    /// Columns of a launch of tokens, one step of slots that were there and had so many drafts
+    /// each: what predicts further tokens sees those of slots that want its drafts.
+    fn tokens_seen(&mut self, from: &[(usize, usize)], drafted: &[u32], columns: u32) {
+        if self.predictor.is_none() {
+            return;
+        }
+        let (mut all, mut behind) = (Vec::new(), from.len());
+        for (at, ((index, first), drafts)) in from.iter().zip(drafted).enumerate() {
+            let slot = &mut self.schedule.slots[*index];
+            let made = slot.next - first;
+            let columns = [at].into_iter().chain(behind..).take(made).collect();
+            behind += *drafts as usize;
+            let Some(predicted) = slot.predicted.as_mut().filter(|_| made > 0) else { continue };
+            if slot.state != State::Decode {
+                continue;
+            }
+            let token = |n| self.delivery.mailbox.record(*index, n as u32, 0, &mut []).token;
+            let tokens = (slot.generated - made..slot.generated).map(token).collect();
+            let most = self.delivery.request(*index).params.max_new as usize;
+            let left = (most - slot.generated).min(slot.granted.saturating_sub(slot.next));
+            let seen = Seen::all(*index, *first, columns, tokens);
+            all.push(seen.predicted(predicted, left));
+        }
+        self.unseen = (!all.is_empty()).then_some((all, columns));
+    }
+
+    /// Columns of a launch of a slot's prompt from `first` on.
+    fn prompt_seen(&mut self, index: usize, first: usize, columns: u32) {
+        let slot = &self.schedule.slots[index];
+        if self.predictor.is_none() || slot.state == State::Idle {
+            return;
+        }
+        let tokens = self.delivery.request(index).tokens[first + 1..=slot.next].to_vec();
+        if !tokens.is_empty() {
+            let seen = Seen::all(index, first, (0..tokens.len()).collect(), tokens);
+            self.unseen = Some((vec![seen], columns));
+        }
+    }
+
+    /// Has what predicts further tokens see columns of the model's last launch, of so many.
+    fn start_predicting(&mut self, seen: Vec<Seen>, columns: u32) -> Result<()> {
+        let Some(predictor) = &mut self.predictor else { return Ok(()) };
+        let ask = mtp::Ask::new(seen);
+        let flights = predictor.launches.predict(&ask, &self.launches.residuals(columns))?;
+        let work = Work::Predict(ask.slots);
+        self.in_flight = Some(InFlight::new((flights, None), work, ask.steps));
+        Ok(())
+    }
+
+    /// What follows was predicted, so many tokens of each slot.
+    fn predicted(&mut self, slots: Vec<(usize, usize)>, steps: u32) {
+        let Some(predictor) = &mut self.predictor else { return };
+        predictor.launches.advance(steps + 1);
+        for (index, count) in slots {
+            let drafts = predictor.predicted(index, count);
+            let slot = &mut self.schedule.slots[index];
+            slot.predicted.iter_mut().for_each(|of_slot| of_slot.came(drafts.clone()));
         }
     }
 
@@ -655,10 +790,11 @@ impl Runner {
             Work::Tokens(slots) => slots.iter().map(next).collect(),
             Work::Mixed(slots, prompt) => slots.iter().chain([&prompt.slot]).map(next).collect(),
             Work::Prompt(slot, _) => vec![next(slot)],
-            Work::Layers(..) | Work::Logits(_) => Vec::new(),
+            Work::Layers(..) | Work::Logits(_) | Work::Predict(_) => Vec::new(),
         };
-        let drafts = ask.drafting.is_some();
-        self.in_flight = Some(InFlight { from, drafts, ..InFlight::new(started, work, ask.steps) });
+        let (columns, drafts) = (ask.columns, ask.drafting.is_some());
+        self.in_flight =
+            Some(InFlight { from, columns, drafts, ..InFlight::new(started, work, ask.steps) });
         Ok(())
     }
 }
@@ -704,6 +840,7 @@ impl Running for Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         self.launches.order(Order::Abort);
+        self.predictor.iter().for_each(|predictor| predictor.launches.order(Order::Abort));
         let Some(mut launch) = self.in_flight.take() else { return };
         // As long as a kernel runs it may store into any rank's words, whoever else has ended.
         let mut ended = true;
@@ -712,6 +849,7 @@ impl Drop for Runner {
         }
         if !ended {
             std::mem::forget(std::mem::take(&mut self.launches.ranks));
+            std::mem::forget(self.predictor.take());
         }
     }
 }

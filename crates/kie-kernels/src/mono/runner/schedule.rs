@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use super::drafts::SlotDrafts;
+use super::mtp::Predicted;
 use crate::abi::{Command, CommandKind, SlotEnd};
 use crate::mailbox::SlotMemory;
 use crate::mask::Place;
@@ -44,6 +45,8 @@ pub(super) struct Slot {
     pub recurrent: Recurrent,
     /// Where its request wants drafts of tokens.
     pub drafts: Option<SlotDrafts>,
+    /// Where it wants those of the model's own layers.
+    pub predicted: Option<Predicted>,
     /// Tokens that the row's ring ever held.
     pub emitted: u32,
     /// Order of arrival.
@@ -134,6 +137,8 @@ pub(super) enum Work {
     Mixed(Vec<usize>, MixedPrompt),
     /// Logits of some positions of a slot.
     Logits(Command),
+    /// What follows is predicted, so many tokens of each of these slots.
+    Predict(Vec<(usize, usize)>),
 }
 
 /// A prompt beside sequences that decode.
@@ -181,6 +186,8 @@ pub(super) struct Schedule {
     pub pace: Pace,
     /// Columns of the widest kernel.
     columns: usize,
+    /// A launch of a prompt is one step, alone: what predicts further tokens sees its columns.
+    pub singly: bool,
 }
 
 impl Schedule {
@@ -194,6 +201,7 @@ impl Schedule {
             chunk: None,
             pace: Pace::new(bounds),
             columns,
+            singly: false,
         }
     }
 
@@ -286,7 +294,7 @@ impl Schedule {
     /// Whether a prompt takes the columns that these sequences leave free.
     fn goes_beside(&self, decoding: &[usize], slot: usize) -> bool {
         let free = self.columns.saturating_sub(decoding.len());
-        !decoding.is_empty() && free > 0 && !self.slots[slot].wide
+        !decoding.is_empty() && free > 0 && !self.slots[slot].wide && !self.singly
     }
 
     /// Whether a launch should make room: somebody waits, or wants no more of it.
@@ -307,7 +315,7 @@ impl Schedule {
                 !self.logits.is_empty() || slots.iter().chain([&prompt.slot]).any(cancelled)
             }
             Work::Prompt(slot, _) => cancelled(slot),
-            Work::Layers(..) | Work::Logits(..) => false,
+            Work::Layers(..) | Work::Logits(..) | Work::Predict(_) => false,
         }
     }
 
