@@ -326,7 +326,7 @@ KIE_DEVICE void keep_states(const DecodeArgs& args, const Block& b) {
 }
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
-    if constexpr (!kMtp) each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
+    each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
         const int row = b.block_in_lane * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]

@@ -89,8 +89,8 @@ KIE_DEVICE void take_in_columns(const DecodeArgs& args, const Block& b) {
         const float end = set_scale(b, 1, c);
         float mass = 0;
         KIE_UNROLL for (int i = 0; i < kWarps; ++i) mass += sums[(2 * kColumns + c) * kWarps + i];
-        const float scale[2] = {
-            set_scale(b, 0, c), end * rsqrt_f(mass * end * end * (1.0f / kHiddenReal) + kEps)};
+        const float scale[2] = {set_scale(b, 0, c),
+                                end * rsqrt_f(mass * end * end * (1.0f / kHiddenReal) + kEps)};
         for (int i = lane(); i < kShare; i += kTeam) {
             const int at = first + i;
             const TakenIn v = take_in(args, b, before, c, at);

@@ -251,7 +251,15 @@ SPECS["qwen3-30b-fp8"] = SPECS["qwen3-30b"] | {
     "quantization_config": _fp8(["lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(48))])
 }
 # As it is published, down to what gates a recurrent state and has no whole blocks.
-_WHOLE = ("mlp.gate", "mlp.shared_expert_gate", "conv1d", "in_proj_ba", "A_log", "dt_bias")
+_WHOLE = (
+    "mlp.gate",
+    "mlp.shared_expert_gate",
+    "conv1d",
+    "in_proj_ba",
+    "A_log",
+    "dt_bias",
+    "mtp.fc",
+)
 for _name in ("qwen3-coder-next", "qwen3-coder-next-few"):
     SPECS[f"{_name}-fp8"] = SPECS[_name] | {"quantization_config": _fp8(["lm_head", *_WHOLE])}
 
@@ -575,8 +583,21 @@ def _recurrent(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[
     yield f"{layer}.out_proj.weight", (hidden, values * value)
 
 
-def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a config's tensors."""
+def tensors(config: dict[str, Any], *, mtp: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a config's tensors; with those of Qwen3-Next's layer that predicts
+    further tokens.
+    """
+    if mtp:
+        layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+        yield "mtp.fc.weight", (hidden, 2 * hidden)
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            yield f"mtp.{name}.weight", (hidden,)
+        # A layer of attention as the model's.
+        every = config["full_attention_interval"]
+        path = f"model.layers.{every - 1}."
+        for name, shape in tensors(config | {"num_hidden_layers": min(every, layers)}):
+            if name.startswith(path):
+                yield name.replace(path, "mtp.layers.0."), shape
     if "kv_lora_rank" in config:
         yield from _latents(config)
         return
@@ -625,8 +646,9 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (lanes, vocab // lanes, hidden)
 
 
-def write(spec: str, folder: Path, seed: int = 0) -> Path:
-    """Writes a checkpoint of `spec` (a key of SPECS) with the default model's tokenizer.
+def write(spec: str, folder: Path, seed: int = 0, *, mtp: bool = False) -> Path:
+    """Writes a checkpoint of `spec` (a key of SPECS) with the default model's tokenizer, and with
+    a layer that predicts further tokens for `mtp`.
 
     Raises InvalidRequestError for an unknown name.
     """
@@ -647,7 +669,7 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
     header: dict[str, Any] = {}
     drawn: list[tuple[str, tuple[int, ...], Part]] = []
     at = 0
-    for name, shape in tensors(config):
+    for name, shape in tensors(config, mtp=mtp):
         for part in parts(config, name, shape):
             span = [at, at := at + part.bytes]
             header[name + part.end] = {"dtype": part.dtype, "shape": part.shape}

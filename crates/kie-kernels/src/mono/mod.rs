@@ -212,7 +212,7 @@ fn goes_beside(
         return Ok(());
     }
     let detail = format!(
-        "for the monokernel: a layer that predicts further tokens has {} columns of {} beside {} of \
+        "for the monokernel: what predicts further tokens has {} columns of {} beside {} of \
          {}",
         other.columns, other.hidden, partition.columns, partition.hidden
     );

@@ -4,7 +4,7 @@
 use super::latent::LatentPartition;
 use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{widest_input, ClassPartition, Partition, PARTS_A, PARTS_B};
+use super::partition::{ClassPartition, Partition, PARTS_A, PARTS_B};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{HeadMode, NormSpan, PAGE};
@@ -195,10 +195,8 @@ impl Exchange {
     pub fn new(model: &Model, partition: &Partition, columns: u32) -> Self {
         let each = partition.blocks_a_lane(model);
         let pairs = || model.classes.iter().zip(&partition.classes);
-        let two = pairs().all(|(c, p)| all_awaited(c, p, partition, each));
-        let num_buffers = if two && model.layers() > 2 { 2 } else { model.layers() };
-        // What its layer takes in is told where the layer's output of the step before is not.
-        let num_buffers = if model.mtp.is_some() { 2 } else { num_buffers };
+        let two = model.layers() > 2 && pairs().all(|(c, p)| all_awaited(c, p, partition, each));
+        let num_buffers = if two || model.mtp.is_some() { 2 } else { model.layers() };
         let num_buffers_other = model.num_buffers_other();
         let (c, parts) = (u64::from(columns), model.parts);
         let words_h = u64::from(parts) * lines_of(u64::from(partition.residual * each) / 2);
@@ -429,7 +427,7 @@ impl Vectors {
         let of_experts = most(model, p, |_, c| c.expert_floats(columns));
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
-        let stride_a = widest_input(model, p.hidden) + pad;
+        let stride_a = model.widest_input(p.hidden) + pad;
         let there = if one_vector { 0 } else { stride_a * columns * model.parts };
         let of_latents = latent_stride(p, model.parts, there, columns * model.parts);
         Self {

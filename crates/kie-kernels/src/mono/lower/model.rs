@@ -375,6 +375,17 @@ impl Model {
         self.norms().map(|norm| norm.rows).sum()
     }
 
+    /// Columns of the head, of a padded width.
+    pub fn head_width(&self, hidden: u32) -> u32 {
+        let streams = if self.head_mode == HeadMode::Concat { self.lanes_all() } else { 1 };
+        streams * hidden
+    }
+
+    /// Numbers of the widest vector of residual streams, of a padded width.
+    pub fn widest_input(&self, hidden: u32) -> u32 {
+        self.head_width(hidden).max(if self.mtp.is_some() { 2 * hidden } else { hidden })
+    }
+
     /// 32-bit words of a mask of all ids.
     pub const fn mask_words(&self) -> u32 {
         self.vocab_all.div_ceil(32)

@@ -352,9 +352,7 @@ impl Rows {
                 ]
             }
         };
-        if class.predicts {
-            all.push((Matrix::MtpIn, residual, 2 * hidden));
-        }
+        all.extend(class.predicts.then_some((Matrix::MtpIn, residual, 2 * hidden)));
         if let Some(delta) = &delta {
             all.push((Matrix::Gates, 2 * delta.each, hidden));
         }
@@ -488,23 +486,7 @@ fn slot_bytes(all: &[Rows], common: &Common, max_tiles: u32, shared_bytes: u32, 
 fn head(model: &Model, each: u32, hidden: u32) -> (u32, u32) {
     let per_lane = model.head_mode == HeadMode::PerLane;
     let blocks = if per_lane { each } else { each * model.lanes * model.ranks };
-    (share(model.vocab, blocks, 2), head_width(model, hidden))
-}
-
-/// Numbers of the widest vector of a residual stream, or of several, of a padded width.
-pub(super) fn widest_input(model: &Model, hidden: u32) -> u32 {
-    let mtp = if model.mtp.is_some() { 2 * hidden } else { hidden };
-    head_width(model, hidden).max(mtp)
-}
-
-/// Columns of the head, of a padded width.
-fn head_width(model: &Model, hidden: u32) -> u32 {
-    let concat = model.head_mode == HeadMode::Concat;
-    if concat {
-        model.lanes_all() * hidden
-    } else {
-        hidden
-    }
+    (share(model.vocab, blocks, 2), model.head_width(hidden))
 }
 
 /// How one matrix lies in the stream; as halves, and why is told, where its scales do not line up
@@ -607,12 +589,7 @@ fn encoding_of(
             2 * touched(stored, rows) + 2
         }
         Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
-        Matrix::MtpIn
-        | Matrix::Gates
-        | Matrix::Output
-        | Matrix::Router
-        | Matrix::SharedDown
-        | Matrix::Down => touched(stored, rows),
+        _ => touched(stored, rows),
     };
     encoding((matrix.name(), stored), &parts, (rows, most), why)
 }
@@ -787,7 +764,7 @@ impl Partition {
         };
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
         let (vectors, parts) = (columns * model.parts, model.parts);
-        let wide = vectors * widest_input(model, self.hidden);
+        let wide = vectors * model.widest_input(self.hidden);
         let pad = if vectors > 1 { 32 * vectors } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
         let room = if columns == 1 { wide + parts * narrow } else { wide.max(parts * narrow) };

@@ -96,15 +96,6 @@ impl Model {
             classes[0].predicts = true;
             layer[0].extras.mtp_in = mtp.weight;
         }
-        let norm = |tensor| Norm::read(program, tensor, 1, begin);
-        let norms = |of: &MtpIn| -> Result<Mtp> {
-            let [before, own] = of.end_norms;
-            if own != head.norm {
-                return refuse(begin, "a norm behind drafts that is not their head's".to_owned());
-            }
-            let [embedding, hidden] = [of.embedding_norm, of.hidden_norm];
-            Ok(Mtp { norms: [norm(embedding)?, norm(hidden)?, norm(before)?] })
-        };
         let mut model = Self {
             parts: 1,
             ranks,
@@ -126,7 +117,7 @@ impl Model {
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
             residual_shift,
             hyper,
-            mtp: mtp.map(norms).transpose()?,
+            mtp: mtp.map(|of| Mtp::read(program, of, head.norm, begin)).transpose()?,
         };
         let width = program.tensors.get(model.embed as usize).map(|t| t.cols);
         if width != Some(model.hidden) {
@@ -773,6 +764,17 @@ impl Class {
                 Self { heads: values, kv_heads: keys, head_dim: value_dim, delta, ..self }
             }
         }
+    }
+}
+
+impl Mtp {
+    fn read(program: &Program, of: &MtpIn, behind: u32, step: usize) -> Result<Self> {
+        let norm = |tensor| Norm::read(program, tensor, 1, step);
+        let [before, own] = of.end_norms;
+        if own != behind {
+            return refuse(step, "a norm behind drafts that is not their head's".to_owned());
+        }
+        Ok(Self { norms: [norm(of.embedding_norm)?, norm(of.hidden_norm)?, norm(before)?] })
     }
 }
 

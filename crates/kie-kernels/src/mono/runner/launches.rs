@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::mtp;
 use super::schedule::{Slot, LONG};
 use crate::error::Result;
 use crate::machine::{Flight, Launch};
@@ -46,9 +45,9 @@ pub(super) type Started = (Vec<Box<dyn Flight>>, Option<Mode>);
 pub(super) struct Launches {
     /// One a machine. All are told the same; the first one's tokens count.
     pub ranks: Vec<Loaded>,
-    seqno: u32,
+    pub seqno: u32,
     /// How long a wait inside the kernel lasts at most.
-    budget_ns: u64,
+    pub budget_ns: u64,
     pub meter: Option<Arc<Meter>>,
 }
 
@@ -143,7 +142,7 @@ impl Launches {
 
     /// Starts sequence numbers anew where a longest launch would pass the last: the words are
     /// zeroed. Kernels tell a step's layers, and the choice of its token, apart by 32 bits.
-    fn renew_seqnos(&mut self) -> Result<()> {
+    pub fn renew_seqnos(&mut self) -> Result<()> {
         if self.seqno >= u32::MAX / (self.first().model.layers() + 1) - LONG {
             self.ranks.iter().try_for_each(Loaded::clear_words)?;
             self.seqno = 1;
@@ -211,34 +210,6 @@ impl Launches {
             [address, exchange.words_h]
         };
         self.ranks.iter().map(of).collect()
-    }
-
-    /// Starts the kernel that predicts further tokens on every rank, behind residuals that stand
-    /// there ([`Launches::residuals`] of the model).
-    pub fn predict(&mut self, ask: &mtp::Ask, before: &[[u64; 2]]) -> Result<Vec<Box<dyn Flight>>> {
-        self.renew_seqnos()?;
-        self.order(Order::GoOn);
-        let wanted = ask.slots.iter().any(|(_, count)| *count > 0);
-        let launch = |(loaded, before): (&Loaded, &[u64; 2])| {
-            let kind = loaded.kinds().next().expect("one kernel");
-            let mut args = loaded.args(kind.columns);
-            (args.seqno, args.budget_ns, args.steps) = (self.seqno, self.budget_ns, ask.steps);
-            (args.live, args.column) = (ask.slots.len() as u32, ask.column);
-            (args.drafting, args.before_column) = (ask.drafting, ask.before_column);
-            ([args.before, args.before_words], args.predicts) = (*before, u64::from(wanted));
-            if !wanted {
-                args.segment_count = head_segment(&loaded.model, &loaded.partition);
-            }
-            let launch = Launch {
-                entry: "kie_decode",
-                blocks: loaded.partition.blocks,
-                threads: loaded.partition.threads(loaded.machine.warp()),
-                shared_bytes: loaded.partition.shared_max,
-                args: args.as_bytes(),
-            };
-            loaded.machine.launch(&loaded.module(kind)?, &launch)
-        };
-        self.ranks.iter().zip(before).map(launch).collect()
     }
 
     /// Starts the prefill kernel on every rank, over the next layers of a chunk, whose tokens are

@@ -20,6 +20,7 @@ mod drafts;
 mod hang;
 mod launches;
 mod mtp;
+mod predictor;
 mod schedule;
 
 use std::sync::Arc;
@@ -29,7 +30,8 @@ use self::delivery::Delivery;
 use self::drafts::{Drafts, SlotDrafts};
 use self::hang::Watch;
 use self::launches::{sequence, Ask, Launches, Started};
-use self::mtp::{Predicted, Predictor, Seen};
+use self::mtp::{Predicted, Seen};
+use self::predictor::Predictor;
 use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
 use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
 use crate::device::{Gone, Phase, Running};
@@ -706,8 +708,8 @@ impl Runner {
 
     /// The page tables of a slot for what predicts further tokens.
     fn write_predictors_pages(&self, index: usize) -> Result<()> {
-        let predictor = self.predictor.iter();
-        predictor.map(|p| p.launches.write_pages(index, &self.delivery.mailbox)).collect()
+        let mut all = self.predictor.iter();
+        all.try_for_each(|p| p.launches.write_pages(index, &self.delivery.mailbox))
     }
 
     /// Columns of a launch of tokens, one step of slots that were there and had so many drafts
@@ -752,8 +754,8 @@ impl Runner {
     /// Has what predicts further tokens see columns of the model's last launch, of so many.
     fn start_predicting(&mut self, seen: Vec<Seen>, columns: u32) -> Result<()> {
         let Some(predictor) = &mut self.predictor else { return Ok(()) };
-        let ask = mtp::Ask::new(seen);
-        let flights = predictor.launches.predict(&ask, &self.launches.residuals(columns))?;
+        let ask = predictor::Ask::new(seen);
+        let flights = predictor.start(&ask, &self.launches.residuals(columns))?;
         let work = Work::Predict(ask.slots);
         self.in_flight = Some(InFlight::new((flights, None), work, ask.steps));
         Ok(())
