@@ -58,7 +58,13 @@ KIE_DEVICE void sync_consumers() {
 }
 KIE_DEVICE void sync_warp() { kie_sim::meet(kie_sim::kSyncWarp); }
 KIE_DEVICE void join_wave() { kie_sim::meet_wave(); }
-KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
+// In a register of its own: GCC 12 drops the mask of `f = number(bits(f) & 0xffff0000)` from -O1
+// on, where both are the same one.
+KIE_DEVICE u32 bits(float f) {
+    u32 v = __builtin_bit_cast(u32, f);
+    asm("" : "+r"(v));
+    return v;
+}
 KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
 KIE_UNSEEN KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
     const u32* row = kie_sim::offer_value(v);
