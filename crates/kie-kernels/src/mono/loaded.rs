@@ -13,7 +13,7 @@ use super::lower::model::{self, Model, FIRST_POOLS, MOST_POOLS};
 use super::lower::partition::{ClassPartition, Partition};
 use super::lower::segments;
 use super::pack::{To, Weights};
-use super::prefill::{Plan, Prefill};
+use super::prefill::{self, Plan, Prefill};
 use super::probe::Probe;
 use super::source;
 use super::upload;
@@ -552,7 +552,7 @@ pub(super) struct Kernel {
     module: OnceLock<Arc<dyn Module>>,
 }
 /// Decode kernels, and the prefill kernels (see `Prefill`), if they compiled.
-type Kernels = (Vec<Kernel>, Option<Result<Vec<Arc<dyn Module>>>>);
+type Kernels = (Vec<Kernel>, Option<Result<Vec<prefill::Kernel>>>);
 
 fn compile_decode(
     machine: &dyn Machine,
@@ -565,7 +565,7 @@ fn compile_decode(
 }
 
 /// The kernels of a partition, and the planned prefill kernels, compiled side by side; unless
-/// `at_once`, a decode kernel when it is first launched.
+/// `at_once`, those for decoding and the one for many positions when they are first launched.
 ///
 /// # Errors
 /// What the machine's compiler says.
@@ -579,17 +579,22 @@ pub(super) fn compile(
     let kinds = partition.kernels(model, machine.platform());
     let wide = plan.map(|plan| plan.sources(model, partition)).transpose()?;
     let now = if at_once { kinds.len() } else { 0 };
-    let all = now + wide.as_ref().map_or(0, Vec::len);
-    let jobs: Vec<usize> = (0..all).collect();
+    let all = wide.as_ref().map_or(0, Vec::len);
+    let later = if at_once { 0 } else { all.saturating_sub(1) };
+    let jobs: Vec<usize> = (0..now + all - later).collect();
     // A prefill kernel that does not compile is no error.
     let mut made = side_by_side(&jobs, "compiler", |&job| {
         Ok(match (kinds[..now].get(job), &wide) {
             (Some(kind), _) => compile_decode(machine, model, partition, *kind),
-            (None, Some(sources)) => machine.compile(&sources[job - now]),
+            (None, Some(sources)) => machine.compile(&sources[later + job - now]),
             (None, None) => unreachable!("as many jobs as kernels"),
         })
     })?;
-    let prefill = wide.map(|_| made.split_off(now).into_iter().collect());
+    let prefill = wide.map(|sources| {
+        let made = made.split_off(now).into_iter().map(|one| one.map(prefill::Kernel::Made));
+        let late = |source| Ok(prefill::Kernel::Later(source, OnceLock::new()));
+        sources.into_iter().take(later).map(late).chain(made).collect()
+    });
     let modules = made.into_iter().collect::<Result<Vec<_>>>()?;
     let mut modules = modules.into_iter();
     let kernel =

@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::lower::delta::DeltaPartition;
 use super::lower::model::{Class, Model};
@@ -438,11 +438,33 @@ pub struct Part {
     pub state: u32,
 }
 
-/// The compiled kernel and its memory.
+/// A kernel that is compiled, or will be when it is first launched.
+pub enum Kernel {
+    /// It is.
+    Made(Arc<dyn Module>),
+    /// It will be.
+    Later(Source, OnceLock<Arc<dyn Module>>),
+}
+
+impl Kernel {
+    fn module(&self, machine: &dyn Machine) -> Result<Arc<dyn Module>> {
+        let (source, made) = match self {
+            Self::Made(module) => return Ok(Arc::clone(module)),
+            Self::Later(source, made) => (source, made),
+        };
+        if let Some(module) = made.get() {
+            return Ok(Arc::clone(module));
+        }
+        let module = machine.compile(source)?;
+        Ok(Arc::clone(made.get_or_init(|| module)))
+    }
+}
+
+/// The kernel and its memory.
 pub struct Prefill {
     plan: Plan,
     /// For many positions, and for up to [`FEW`].
-    modules: Vec<Arc<dyn Module>>,
+    kernels: Vec<Kernel>,
     /// Scratch, then the counters.
     memory: Memory,
     /// Bytes from this rank's scratch to each rank's.
@@ -454,9 +476,9 @@ impl Prefill {
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
-    pub fn new(machine: &dyn Machine, plan: Plan, modules: Vec<Arc<dyn Module>>) -> Result<Self> {
+    pub fn new(machine: &dyn Machine, plan: Plan, kernels: Vec<Kernel>) -> Result<Self> {
         let bytes = plan.bytes() as usize;
-        Ok(Self { plan, modules, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
+        Ok(Self { plan, kernels, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 
     /// Where scratch is, to be told to other ranks.
@@ -519,8 +541,8 @@ impl Prefill {
         };
         // Places before the first position, up to a whole page, are computed, too.
         let few = part.first % PAGE as u32 + part.count <= FEW;
-        let module = if few { self.modules.last() } else { self.modules.first() };
-        machine.launch(module.expect("there is one"), &launch)
+        let kernel = if few { self.kernels.last() } else { self.kernels.first() };
+        machine.launch(&kernel.expect("there is one").module(machine)?, &launch)
     }
 
     /// Positions that go through a layer together.
