@@ -287,18 +287,21 @@ pub fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<V
     Ok(engine.generate(greedy_request(ids, count))?.token_ids)
 }
 
-/// Whether a fixture comes out as recorded: some logits of both paths, some tokens.
+/// Whether a fixture comes out as recorded: some logits of both paths, some tokens. Those that one
+/// column makes come first: what they show needs no other kernel compiled.
 pub fn conforms(engine: &Engine, name: &str) -> Result<bool> {
     let folder = fixture(name);
     let goldens = goldens(&folder, if float32(&folder) { "bf16w." } else { "" });
-    let short = &goldens[1];
-    let tokens = continue_greedily(engine, &short.ids, 4)?;
+    let (short, long) = (&goldens[1], &goldens[2]);
     let decode = engine.logits(&short.ids, LogitsPath::Decode)?;
-    let long = &goldens[2].ids[..goldens[2].ids.len().min(32)];
-    let prefill = engine.logits(long, LogitsPath::Prefill)?;
-    Ok(tokens == short.generated[..4]
-        && short.error(&decode.values) <= bound(name, "sim")
-        && goldens[2].error(&prefill.values) <= PREFILL_GATE)
+    let near = short.error(&decode.values) <= bound(name, "sim");
+    if !near {
+        return Ok(false);
+    }
+    let ids = &long.ids[..long.ids.len().min(32)];
+    let prefill = engine.logits(ids, LogitsPath::Prefill)?;
+    Ok(long.error(&prefill.values) <= PREFILL_GATE
+        && continue_greedily(engine, &short.ids, 4)? == short.generated[..4])
 }
 
 /// Name, what the sources say, what they should not say.
