@@ -44,6 +44,30 @@ fn kernels_predict_what_the_cpu_predicts() {
     });
 }
 
+/// What the prefill kernel leaves of a prompt is seen as columns are: the same drafts come of it.
+#[test]
+fn prompts_of_the_prefill_kernel_are_seen() {
+    let golden = goldens(&fixture(NAME), "").remove(2);
+    let wanted = counts(&open("cpu"), &golden).unwrap();
+    let machines = ["seed=4,blocks=4", "seed=5,ranks=2,blocks=4,warp=64"];
+    two_at_a_time(machines.into(), |machine| {
+        let folder = fixture(NAME);
+        let builder = Engine::builder(&folder).dtype(half(&folder)).mtp(true);
+        let builder = builder.device(format!("sim:{machine}")).max_batch(4).prefill_kernel(true);
+        let engine = builder.build().unwrap();
+        assert_eq!(counts(&engine, &golden).unwrap(), wanted, "{machine}");
+        // Several pages, and what is there already.
+        let ids: Vec<u32> = (0..150).map(|n| 5 + n * n % 401).collect();
+        let mut request = greedy_request(&ids, 24);
+        let plain = engine.generate(request.clone()).unwrap();
+        request.params.speculate = Some(Speculate::Mtp);
+        let done = [(); 2].map(|()| engine.generate(request.clone()).unwrap());
+        let counts = done.each_ref().map(|d| (d.timings.draft_n, d.timings.draft_n_accepted));
+        assert!(done.iter().all(|done| done.token_ids == plain.token_ids), "{machine}");
+        assert_eq!(counts[0], counts[1], "{machine}");
+    });
+}
+
 /// Four at a time, each way to choose, one of them without drafts.
 #[test]
 fn predictions_beside_others_change_no_token() {

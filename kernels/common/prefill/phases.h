@@ -173,7 +173,7 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                           WorkLayer{args, pipe, pages, chunk, layer, watch, phase, clock}))
                 return;
         }
-        if (args.model.seqno != 0 && c + 1 == chunks) put_last(args, chunk);
+        put_behind(args, chunk, c + 1 == chunks);
     }
 }
 // By the copying warps; the phases are those of run_experts.

@@ -251,6 +251,30 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
                         seqno);
     }
 }
+// All positions' residual as words, as decode launches leave their columns': what predicts further
+// tokens goes on from them (ops/mtp.h). [place][kWordsH] on every rank.
+KIE_DEVICE void put_all(const PrefillArgs& args, const Chunk& chunk) {
+    const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kTeam,
+              eights = over(chunk.to, 8);
+    KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kFrags * eights;
+                       i += args.blocks * warps) {
+        const int frag = i / eights, eight = i % eights;
+        if (kTensorParallel && owner_of(eight) != (int)args.model.rank) continue;
+        const WideRows rows = residual_rows(frag);
+        const Quad v = load_state(old_at(args, 0) + ((long)frag * kEights + eight) * 32 + my);
+        if (2 * g >= rows.live) continue;
+        KIE_UNROLL for (int e = 0; e < 2; ++e) {
+            const long at = (long)(8 * eight + 2 * t + e) * kWordsH + rows.row / 2 + g;
+            publish_all(args.model, args.model.residuals + at,
+                        pack_half2(number(word_at(v, e)), number(word_at(v, 2 + e))), 0);
+        }
+    }
+}
+// What others take of a chunk that is through all layers.
+KIE_DEVICE void put_behind(const PrefillArgs& args, const Chunk& chunk, bool last) {
+    if (args.model.seqno != 0 && last) put_last(args, chunk);
+    if (args.model.residuals && (int)args.to == kLayers) put_all(args, chunk);
+}
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
     const TileConfig config = {chunk.to <= kNarrowN ? kNarrowN : kWideN, kWideTiles, 1};

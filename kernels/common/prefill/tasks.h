@@ -334,7 +334,7 @@ KIE_DEVICE void run_tasks(const PrefillArgs& args, Pipe& pipe) {
             tick(clock, w.stage);
         }
         if (!await_chunk(watch, args, chunk, (c + 1) * layers)) return;
-        if (args.model.seqno != 0 && c + 1 == chunks) put_last(args, chunk);
+        put_behind(args, chunk, c + 1 == chunks);
     }
     if (thread() == 0) *begun_word() = n + 1;
 }

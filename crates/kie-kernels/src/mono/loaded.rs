@@ -125,13 +125,25 @@ pub fn bytes(
             + u64::from(Extras::of_head(model, partition)));
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
-    let words =
-        Exchange::new(model, partition, partition.columns).words * 8 + ABORT_FLAG_BYTES as u64;
+    let words = Exchange::new(model, partition, partition.columns).words * 8
+        + residual_bytes(program, model, partition, plan) as u64
+        + ABORT_FLAG_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
     let states = segments::working_bytes(model, partition, dims.slots);
     let others = head_norms + biases + extras + rope + tables + texts + lists + records + words;
     let others = others + prefill + states + empty;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
+}
+
+/// Bytes of the residual of a chunk's positions, where something predicts further tokens.
+fn residual_bytes(
+    program: &Program,
+    model: &Model,
+    partition: &Partition,
+    plan: Option<&Plan>,
+) -> usize {
+    let chunk = plan.filter(|_| program.predicts()).map_or(0, |plan| plan.chunk as usize);
+    chunk * Exchange::new(model, partition, 1).words_h as usize * 8
 }
 
 /// What a pool takes that has no pages.
@@ -162,6 +174,8 @@ pub struct Room {
     states: Memory,
     /// How many of them stand before those behind drafts.
     draft_states: u32,
+    /// Of `words`, before the flag.
+    residual_bytes: usize,
 }
 
 impl Room {
@@ -170,6 +184,7 @@ impl Room {
         program: &Program,
         (model, partition): (&Model, &Partition),
         writers: u32,
+        residual_bytes: usize,
     ) -> Result<Self> {
         let dims = &program.dims;
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
@@ -189,8 +204,10 @@ impl Room {
             counts: m.alloc(slots * vocab * 4)?,
             words: m.alloc_symmetric(
                 (Exchange::new(model, partition, partition.columns).words * 8) as usize
+                    + residual_bytes
                     + ABORT_FLAG_BYTES,
             )?,
+            residual_bytes,
             values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
             pools: pools.try_into().unwrap_or_else(|_| unreachable!("as many as asked for")),
             states: m
@@ -207,6 +224,16 @@ impl Room {
     /// that a rank finds another's as it finds its words.
     fn abort_flag_at(&self) -> usize {
         self.words.bytes - ABORT_FLAG_BYTES
+    }
+
+    /// Where the residual of a chunk's positions comes to stand; 0: nowhere.
+    fn residuals(&self) -> u64 {
+        let at = self.words.address + (self.abort_flag_at() - self.residual_bytes) as u64;
+        if self.residual_bytes > 0 {
+            at
+        } else {
+            0
+        }
     }
 
     /// `others`, and where all this is.
@@ -228,6 +255,7 @@ impl Room {
             out: self.out.address,
             control: self.control.address,
             masks: self.masks.address,
+            residuals: self.residuals(),
             ..others
         }
     }
@@ -321,7 +349,9 @@ impl Loaded {
             None => (None, None),
         };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(partition.blocks);
-        let room = Room::new(&*machine, program, (&model, &partition), writers)?;
+        let plan = prefill.as_ref().map(Prefill::plan);
+        let residual_bytes = residual_bytes(program, &model, &partition, plan);
+        let room = Room::new(&*machine, program, (&model, &partition), writers, residual_bytes)?;
         let page_bytes = segments::page_bytes(&model, &partition);
         let base = Args {
             rank,
@@ -366,6 +396,12 @@ impl Loaded {
             self.base.peer_offset[rank] = (*words as i64 - self.room.words.address as i64) / 8;
         }
         Ok(())
+    }
+
+    /// Where the residual of a chunk's positions stands, for what predicts further tokens, and how
+    /// many words a position has.
+    pub fn residuals(&self) -> [u64; 2] {
+        [self.room.residuals(), Exchange::new(&self.model, &self.partition, 1).words_h]
     }
 
     /// Where others write their words.

@@ -121,9 +121,7 @@ impl Mono {
         // The simulator's wide tiles are slow: its tests ask for them.
         let usual = machine.platform() != Platform::Sim;
         // Its activations have one part.
-        // What predicts further tokens goes on from what columns of the decode kernel leave.
-        let predicts = program.program().predicts();
-        if !self.prefill_kernel.unwrap_or(usual) || self.parts > 1 || predicts {
+        if !self.prefill_kernel.unwrap_or(usual) || self.parts > 1 || model.mtp.is_some() {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);

@@ -545,6 +545,11 @@ impl Prefill {
         machine.launch(&kernel.expect("there is one").module(machine)?, &launch)
     }
 
+    /// How it runs the model.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     /// Positions that go through a layer together.
     pub fn chunk(&self) -> usize {
         self.plan.chunk as usize

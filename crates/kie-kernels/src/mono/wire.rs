@@ -413,6 +413,9 @@ structures! {
         before_words: u64,
         /// See above.
         before_column: [u32; 8],
+        /// Where the prefill kernel leaves the residual of a chunk's positions for that layer,
+        /// `[positions][kWordsH]` behind the exchange, or null.
+        residuals: u64 = "u64*",
         /// Not 0: tokens are to be predicted; else keys and values are all that is wanted.
         predicts: u64,
     }

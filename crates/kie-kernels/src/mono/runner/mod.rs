@@ -23,6 +23,7 @@ mod mtp;
 mod predictor;
 mod schedule;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ use self::delivery::Delivery;
 use self::drafts::{Drafts, SlotDrafts};
 use self::hang::Watch;
 use self::launches::{sequence, Ask, Launches, Started};
-use self::mtp::{Predicted, Seen};
+use self::mtp::{Predicted, Residual, Seen, Unseen};
 use self::predictor::Predictor;
 use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
 use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
@@ -103,10 +104,10 @@ pub struct Runner {
     schedule: Schedule,
     delivery: Delivery,
     in_flight: Option<InFlight>,
-    /// What predicts further tokens, and columns of the model's last launch, which was of so many,
-    /// that it has not seen yet.
+    /// What predicts further tokens, and columns of the model's last launch that it has not seen
+    /// yet.
     predictor: Option<Predictor>,
-    unseen: Option<(Vec<Seen>, u32)>,
+    unseen: VecDeque<Unseen>,
     /// Which kernel takes a prompt is a matter of its length, not of what is cached of it.
     pub(super) reproducible: bool,
 }
@@ -128,7 +129,7 @@ impl Runner {
             launches: Launches::new(ranks, first_seqno, hang_timeout),
             in_flight: None,
             predictor: None,
-            unseen: None,
+            unseen: VecDeque::new(),
             reproducible: false,
         }
     }
@@ -280,6 +281,9 @@ impl Runner {
                 let all = self.first().model.layers();
                 self.schedule.went_on(chunk, layers, all);
                 self.finish(chunk.slot);
+                if chunk.done + layers == all {
+                    self.chunk_seen(&chunk);
+                }
             }
             Work::Predict(slots) => self.predicted(slots, steps),
             Work::Logits(command) => {
@@ -341,8 +345,8 @@ impl Runner {
 
     /// Starts the next launch, if there is work.
     fn begin(&mut self) -> Result<()> {
-        if let Some((seen, columns)) = self.unseen.take() {
-            return self.start_predicting(seen, columns);
+        if let Some(unseen) = self.unseen.pop_front() {
+            return self.start_predicting(unseen);
         }
         let oldest = loop {
             for index in self.schedule.cancelled() {
@@ -467,7 +471,8 @@ impl Runner {
     /// Positions of a launch of the prefill kernel: beside sequences one chunk, else many.
     fn launch_positions(&self, beside: bool) -> usize {
         let chunk = self.first().prefill.as_ref().map_or(PAGE, Prefill::chunk);
-        if beside {
+        // What predicts further tokens goes on from one chunk at a time.
+        if beside || self.predictor.is_some() {
             chunk
         } else {
             chunk * (prefill::MOST_POSITIONS / chunk).max(1)
@@ -514,6 +519,7 @@ impl Runner {
         // Where a mask is late the last position is computed again, with the same bits.
         !(first % PAGE + count).is_multiple_of(chunk)
             && self.launches.meter.is_none()
+            && self.predictor.is_none()
             && self.delivery.request(index).masks.is_none()
     }
 
@@ -735,7 +741,8 @@ impl Runner {
             let seen = Seen::all(*index, *first, columns, tokens);
             all.push(seen.predicted(predicted, left));
         }
-        self.unseen = (!all.is_empty()).then_some((all, columns));
+        let residual = Residual::OfColumns(columns);
+        self.unseen.extend((!all.is_empty()).then_some(Unseen { seen: all, residual }));
     }
 
     /// Columns of a launch of a slot's prompt from `first` on.
@@ -747,15 +754,37 @@ impl Runner {
         let tokens = self.delivery.request(index).tokens[first + 1..=slot.next].to_vec();
         if !tokens.is_empty() {
             let seen = Seen::all(index, first, (0..tokens.len()).collect(), tokens);
-            self.unseen = Some((vec![seen], columns));
+            let residual = Residual::OfColumns(columns);
+            self.unseen.push_back(Unseen { seen: vec![seen], residual });
         }
     }
 
-    /// Has what predicts further tokens see columns of the model's last launch, of so many.
-    fn start_predicting(&mut self, seen: Vec<Seen>, columns: u32) -> Result<()> {
+    /// Positions of a chunk that the prefill kernel has taken through all layers, some at a time.
+    fn chunk_seen(&mut self, chunk: &Chunk) {
+        let slot = &self.schedule.slots[chunk.slot];
+        if self.predictor.is_none() || slot.state == State::Idle {
+            return;
+        }
+        let (first, most) = (chunk.first, self.first().most_columns());
+        let tokens = &self.delivery.request(chunk.slot).tokens[first + 1..=first + chunk.count];
+        for (n, tokens) in tokens.chunks(most).enumerate() {
+            // Places of a chunk begin with its first position's page.
+            let place = first % PAGE + n * most;
+            let columns = (place..place + tokens.len()).collect();
+            let seen = Seen::all(chunk.slot, first + n * most, columns, tokens.to_vec());
+            self.unseen.push_back(Unseen { seen: vec![seen], residual: Residual::OfChunk });
+        }
+    }
+
+    /// Has what predicts further tokens see what it has not seen yet.
+    fn start_predicting(&mut self, unseen: Unseen) -> Result<()> {
         let Some(predictor) = &mut self.predictor else { return Ok(()) };
-        let ask = predictor::Ask::new(seen);
-        let flights = predictor.start(&ask, &self.launches.residuals(columns))?;
+        let ask = predictor::Ask::new(unseen.seen);
+        let residuals = match unseen.residual {
+            Residual::OfColumns(columns) => self.launches.residuals(columns),
+            Residual::OfChunk => self.launches.ranks.iter().map(Loaded::residuals).collect(),
+        };
+        let flights = predictor.start(&ask, &residuals)?;
         let work = Work::Predict(ask.slots);
         self.in_flight = Some(InFlight::new((flights, None), work, ask.steps));
         Ok(())

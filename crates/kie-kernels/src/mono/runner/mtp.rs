@@ -79,3 +79,18 @@ impl Seen {
         Self { wanted: predicted.reach(left), ..self }
     }
 }
+
+/// What was not seen yet, and where the residual of its columns stands.
+pub(super) struct Unseen {
+    pub seen: Vec<Seen>,
+    pub residual: Residual,
+}
+
+/// Where the model has left a residual.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Residual {
+    /// In the words of a decode launch of so many columns.
+    OfColumns(u32),
+    /// Behind them, of all positions of a chunk.
+    OfChunk,
+}
