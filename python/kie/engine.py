@@ -62,8 +62,8 @@ class Engine:
             cannot hold as stored are rounded all the same; the plan names them.
         mtp: load the layers of multi-token prediction that the checkpoint has beside the model
             (`mtp.` of Qwen3-Next), and have them see every sequence, so that `speculate="mtp"` can
-            draft. Prompts take longer by such a layer, on GPUs by much more: they go through the
-            decode kernel then, eight positions a launch.
+            draft. Prompts take longer by such a layer, of which a GPU sees eight positions a
+            launch.
         idle: "park" (idle costs nothing) or "hot".
         max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         max_launch_ms: milliseconds after which a launch on a GPU ends, with the step or layer that

@@ -364,6 +364,9 @@ impl Slots {
     /// of slots that have just ended are seen, too: the host, on this thread, still keeps their
     /// pages.
     fn predict(&mut self) {
+        let decodes = |slot: &&Slot| slot.state == State::Decode;
+        let decoding = self.slots.iter().filter(decodes).count();
+        let room = decode_rows(self.pass.dims()) > decoding;
         self.ahead.columns.clear();
         self.ahead.from.clear();
         for (at, known) in self.ahead.prompt.iter().enumerate() {
@@ -383,7 +386,7 @@ impl Slots {
                     token = self.mailbox.record(column.slot, behind as u32, 0, &mut []).token;
                 }
                 let last = behind + 1 == slot.made && slot.state == State::Decode;
-                if last && memory.params.drafts == Drafts::Mtp && memory.masks.is_none() {
+                if last && room && memory.params.drafts == Drafts::Mtp && memory.masks.is_none() {
                     slot.predicted.clear();
                     slot.reach = slot.reach(memory);
                     wanted = slot.reach > 0;

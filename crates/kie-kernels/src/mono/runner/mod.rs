@@ -737,7 +737,10 @@ impl Runner {
             let token = |n| self.delivery.mailbox.record(*index, n as u32, 0, &mut []).token;
             let tokens = (slot.generated - made..slot.generated).map(token).collect();
             let most = self.delivery.request(*index).params.max_new as usize;
+            // Drafts need columns beside the sequences' own.
+            let room = from.len() < self.launches.first().most_columns();
             let left = (most - slot.generated).min(slot.granted.saturating_sub(slot.next));
+            let left = if room { left } else { 0 };
             let seen = Seen::all(*index, *first, columns, tokens);
             all.push(seen.predicted(predicted, left));
         }
