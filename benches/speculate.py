@@ -113,9 +113,9 @@ def make_predictable(path: Path, noise: float) -> None:
     """Has what layers add be next to nothing, and a layer of multi-token prediction take in the
     embedding of the last token, with noise of so much.
     """
-    size = int.from_bytes(path.read_bytes()[:8], "little")
     with path.open("rb") as file:
-        header = json.loads(file.read(8 + size)[8:])
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
     stored = np.memmap(path, np.uint8, "r+", 8 + size)
     numbers = np.random.default_rng(5)
     for name, told in header.items():
@@ -159,8 +159,8 @@ def main() -> None:
         record["machine"] = platform.processor() or platform.machine()
         all_works = works(engine, args.tokens, args.context)
         names = args.works.split(",") if args.works else list(all_works)
-        if args.mtp is None:
-            names = [name for name in names if name != "mtp"]
+        if args.mtp is None and args.works is None:
+            names.remove("mtp")
         for name in names:
             found = measure(engine, *all_works[name], args.rounds)
             target = f" (a GPU's target {TARGETS[name]})" if name in TARGETS else ""

@@ -61,9 +61,9 @@ class Engine:
             kernel, some positions a pass (`info()["plan"]` says how many). Matrices that a GPU
             cannot hold as stored are rounded all the same; the plan names them.
         mtp: load the layers of multi-token prediction that the checkpoint has beside the model
-            (`mtp.` of Qwen3-Next), and have them see every sequence, so that `speculate="mtp"` can
-            draft. Prompts take longer by such a layer, of which a GPU sees eight positions a
-            launch.
+            (`mtp.` of Qwen3-Next), so that `speculate="mtp"` can draft. Prompts take longer by
+            such a layer, which on a GPU sees eight positions a launch; on the CPU so does every
+            token. With experts not on a GPU with `exact`.
         idle: "park" (idle costs nothing) or "hot".
         max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         max_launch_ms: milliseconds after which a launch on a GPU ends, with the step or layer that

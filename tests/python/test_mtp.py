@@ -101,17 +101,18 @@ def test_no_token_changes(engine: kie.Engine, params: dict[str, Any]) -> None:
 
 def test_prefixes_turns_and_forks(engine: kie.Engine) -> None:
     answers = []
-    for extra in ({}, MTP):
+    # The last pair: a turn that drafts behind one whose output the layer has not seen on a GPU.
+    for before, extra in (({}, {}), (MTP, MTP), ({}, MTP)):
         with engine.session() as chat:
             params: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
-            turns = [chat.stream("ab cd " * 12, **params, **extra).result()]
+            turns = [chat.stream("ab cd " * 12, **params, **before).result()]
             other = chat.fork()
             turns += [chat.stream("ab", **params, **extra).result()]
             turns += [other.stream("cd", **params, **extra).result()]
             chat.rollback(to=1)
             turns.append(chat.stream("e", **params, **extra).result())
             answers.append([told(turn) for turn in turns])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     # Of a prompt that is there already the layer has seen all, too.
     prompt = [3 * n % 500 for n in range(100)]
     params = {"temperature": 0, "max_tokens": 20, "ignore_eos": True, **MTP}
@@ -122,6 +123,15 @@ def test_prefixes_turns_and_forks(engine: kie.Engine) -> None:
     assert drafted[0] == drafted[1]
 
 
+def test_as_many_at_once_as_there_are_columns(engine: kie.Engine) -> None:
+    params: dict[str, Any] = {"temperature": 0.8, "seed": 2, "max_tokens": 12, "ignore_eos": True}
+    prompts = [[9 + n, 4, 30 - n] * 7 for n in range(9)]
+    plain = [engine.generate(prompt, **params) for prompt in prompts]
+    with ThreadPoolExecutor(9) as pool:
+        jobs = [pool.submit(engine.generate, prompt, **params, **MTP) for prompt in prompts]
+        assert [told(job.result()) for job in jobs] == [told(done) for done in plain]
+
+
 def test_drafts_end_where_the_context_does(engine: kie.Engine) -> None:
     params: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     plain, drafted = (engine.generate([5] * 200, **params, **e) for e in ({}, MTP))
@@ -130,7 +140,8 @@ def test_drafts_end_where_the_context_does(engine: kie.Engine) -> None:
 
 
 def test_models_without_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(kie.InvalidRequestError, match=r"mtp=True: of llama no such layer is known"):
+    known = "mtp=True: no layer of multi-token prediction is known of llama"
+    with pytest.raises(kie.InvalidRequestError, match=known):
         kie.Engine(DATA / "llama", device="cpu", mtp=True)
     # A checkpoint whose layer was left out.
     folder = tmp_path / "model"

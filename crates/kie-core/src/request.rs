@@ -64,7 +64,7 @@ pub enum Speculate {
     /// What followed where prompt and output last read as they end now.
     Lookup,
     /// The model's own layers for it, of an engine with [`EngineConfig::mtp`]; where there is a
-    /// prediction, and with a grammar, as with [`Speculate::Lookup`] first.
+    /// prediction, and with a grammar, as with [`Speculate::Lookup`] first, and on GPUs only so.
     Mtp,
 }
 
@@ -314,8 +314,9 @@ pub struct EngineConfig {
     /// arithmetic, where a half a number costs up to some thousandths. Prompts then have no kernel
     /// of their own. The CPU's are float32 anyway.
     pub exact: bool,
-    /// Load the layers of multi-token prediction that the checkpoint has beside the model, and have
-    /// them see every sequence, so that [`Speculate::Mtp`] can draft.
+    /// Load the layers of multi-token prediction that the checkpoint has beside the model, so that
+    /// [`Speculate::Mtp`] can draft. They see every prompt, and outputs: on the CPU all, on GPUs
+    /// those of requests that draft with them.
     pub mtp: bool,
     /// `park` (idle costs nothing) or `hot`.
     pub idle: String,

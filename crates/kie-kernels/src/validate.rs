@@ -51,9 +51,12 @@ pub fn validate(program: Program, buffers: &[Buffer]) -> Result<ValidProgram> {
     for (index, step) in program.steps.iter().enumerate() {
         let sampled = |step: &Step| matches!(step.kind, StepKind::Sample(_));
         let behind = index > 0 && sampled(&program.steps[index - 1]);
-        if behind != matches!(step.kind, StepKind::MtpIn(_)) {
-            let detail = "mtp_in stands behind sample, and nothing else does".to_owned();
-            return Err(Error::InvalidProgram { step: index, detail });
+        let mtp = matches!(step.kind, StepKind::MtpIn(_));
+        let second = mtp && index != program.model_steps();
+        let last = index + 1 == program.steps.len();
+        if behind != mtp || second || program.predicts() && last && !sampled(step) {
+            let detail = "one mtp_in stands behind sample, nothing else does, and sample ends it";
+            return Err(Error::InvalidProgram { step: index, detail: detail.to_owned() });
         }
         checker.step(step).map_err(|detail| {
             let detail = format!("{} of layer {}: {detail}", step.kind.name(), step.layer);

@@ -729,7 +729,9 @@ impl Made {
             output: 0,
             partition: 0,
         };
+        let [.., head, sample] = made.program.steps[..] else { panic!("no head") };
         made.push(2, StepKind::MtpIn(mtp));
+        made.program.steps.extend([head, sample]);
         let Program { steps, dims, blocks, .. } = &mut made.program;
         made.program.row_partition = partition_rows(steps, dims, *blocks);
         made
@@ -793,15 +795,14 @@ fn windows_entries_and_streams() {
 #[test]
 fn what_predicts_stands_behind_the_model() {
     let made = Made::with_mtp();
-    let at = made.program.steps.len() - 1;
+    let at = made.program.steps.len() - 3;
     assert_eq!((made.program.model_steps(), made.program.predicts()), (at, true));
     made.check().unwrap();
     let without = Made::new().program;
     assert_eq!((without.model_steps(), without.predicts()), (without.steps.len(), false));
     fn last(p: &mut Program) -> &mut MtpIn {
-        let Some(Step { kind: StepKind::MtpIn(mtp), .. }) = p.steps.last_mut() else {
-            panic!("no mtp_in")
-        };
+        let at = p.model_steps();
+        let StepKind::MtpIn(mtp) = &mut p.steps[at].kind else { panic!("no mtp_in") };
         mtp
     }
     let cases: &[(usize, &str, Spoil)] = &[
@@ -814,12 +815,17 @@ fn what_predicts_stands_behind_the_model() {
         (at, "vector", |p| last(p).output = 3),
         (at, "does not cover", |p| last(p).partition += 1),
         (at, "behind sample", |p| {
-            let first = p.steps[1];
-            p.steps.last_mut().into_iter().for_each(|last| *last = first);
+            let at = p.model_steps();
+            p.steps[at] = p.steps[1];
         }),
         (at - 1, "behind sample", |p| {
-            let last = p.steps.len() - 1;
-            p.steps.swap(last, last - 1);
+            let at = p.model_steps();
+            p.steps.swap(at, at - 1);
+        }),
+        (at + 1, "sample ends it", |p| _ = p.steps.pop()),
+        (at + 3, "behind sample", |p| {
+            let at = p.model_steps();
+            p.steps.extend_from_within(at..);
         }),
     ];
     for (wanted, said, spoil) in cases {

@@ -3,9 +3,9 @@
 //   taken in = W [norm(embedding of the token behind); norm(end(residual))]
 // `end`: the norm behind the model's last layer; in later steps the one behind this layer.
 // The first step's columns are those of the model's last launch whose next tokens are known, each
-// sequence's own, then the ones behind it (`given`, of which `known` are what came). What is
-// predicted behind the last of them is the next step's token, a position later, for as many steps
-// as there are tokens `wanted`; sequences that want more stand first.
+// sequence's own, then the ones behind it (`given`). What is predicted behind the last of them is
+// the next step's token, a position later, for as many steps as there are tokens `wanted`;
+// sequences that want more stand first.
 // Traffic: the product's weights, and of each column and block its residual and an embedding.
 #pragma once
 
@@ -139,7 +139,7 @@ KIE_DEVICE void accept_predicted(const DecodeArgs& args, const Block& b, int s) 
     Drafter& d = drafts_of(b).sequence[s];
     ends_of(b)[s] = 0;
     if (b.step > 0 && s >= b.live) return;
-    const u32 known = d.made == 0 ? args.drafting[s].known : 0;
+    const u32 known = d.made == 0 ? args.drafting[s].given : 0;
     d.kept = known == 0 ? s : d.first + known - 1;
     const u32 id = picked_of(b)[d.kept].id;
     if (args.predicts != 0) tell(args, b, args.column[s], b.step, id, 0);

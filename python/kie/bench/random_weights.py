@@ -588,6 +588,12 @@ def tensors(config: dict[str, Any], *, mtp: bool = False) -> Iterator[tuple[str,
     further tokens.
     """
     if mtp:
+        if "full_attention_interval" not in config:
+            raise InvalidRequestError(
+                "no layer of multi-token prediction is known of this shape",
+                hint="there is one of qwen3-coder-next-fp8",
+                context={"param": "mtp"},
+            )
         layers, hidden = config["num_hidden_layers"], config["hidden_size"]
         yield "mtp.fc.weight", (hidden, 2 * hidden)
         for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
@@ -650,7 +656,7 @@ def write(spec: str, folder: Path, seed: int = 0, *, mtp: bool = False) -> Path:
     """Writes a checkpoint of `spec` (a key of SPECS) with the default model's tokenizer, and with
     a layer that predicts further tokens for `mtp`.
 
-    Raises InvalidRequestError for an unknown name.
+    Raises InvalidRequestError for an unknown name, and for a shape that has no such layer.
     """
     import numpy as np
 

@@ -655,7 +655,10 @@ impl Spec {
     /// [`Error::InvalidRequest`] for architectures of which none is known.
     pub fn predicting(mut self) -> Result<Self> {
         let Some(mtp) = &self.mtp else {
-            let detail = format!("mtp=True: of {} no such layer is known", self.architecture);
+            let detail = format!(
+                "mtp=True: no layer of multi-token prediction is known of {}",
+                self.architecture
+            );
             return Err(Error::InvalidRequest(detail));
         };
         self.layers.push(mtp.layer);

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use self::interleave::Bounds;
 use self::loaded::Loaded;
+use self::lower::layout::Layout;
 use self::lower::model::{self, Model};
 use self::lower::partition::Partition;
 use self::lower::tiling::AsHalves;
@@ -204,17 +205,24 @@ fn goes_beside(
     (model, partition): (&Model, &Partition),
     (mtp, other): (&Model, &Partition),
 ) -> Result<()> {
-    let alike = partition.hidden == other.hidden && partition.columns == other.columns;
-    let drafts = other.kernels(mtp, Platform::Cuda).iter().all(|kind| kind.columns > 1);
-    if alike && drafts && model.lanes == 1 && model.hyper.is_none() {
-        return Ok(());
+    let refuse = |why: &str| {
+        let detail = format!("for the monokernel: multi-token prediction {why}");
+        Err(Error::InvalidProgram { step: program.model_steps(), detail })
+    };
+    if model.parts > 1 && other.columns == 1 {
+        return refuse("of layers with experts does not go with exact=True");
     }
-    let detail = format!(
-        "for the monokernel: what predicts further tokens has {} columns of {} beside {} of \
-         {}",
-        other.columns, other.hidden, partition.columns, partition.hidden
-    );
-    Err(Error::InvalidProgram { step: program.model_steps(), detail })
+    let [kind] = &other.kernels(mtp, Platform::Cuda)[..] else { return refuse("in no one kernel") };
+    if other.columns == 1 || Layout::new(mtp, other, *kind).is_err() {
+        return refuse("has no room in shared memory for columns of drafts");
+    }
+    if (partition.hidden, partition.columns) != (other.hidden, other.columns) {
+        return refuse("has other columns than the model beside it");
+    }
+    if model.lanes > 1 || model.hyper.is_some() {
+        return refuse("of several residual streams");
+    }
+    Ok(())
 }
 
 /// Weights that become halves are rounded: no exact numbers follow from them.
@@ -392,7 +400,7 @@ impl Device for Mono {
         let (seqno, patience) = (self.first_seqno, self.hang_timeout);
         let mut runner = Runner::new(loaded, mailbox, seqno, patience, self.bounds);
         if let Some(mtp) = mtp {
-            runner.predicts(mtp, seqno, patience);
+            runner.set_predictor(mtp, seqno, patience);
         }
         runner.reproducible = self.reproducible;
         Ok(Box::new(runner.metered(self.meter.clone())))

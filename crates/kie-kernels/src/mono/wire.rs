@@ -304,10 +304,11 @@ structures! {
         given: u32,
         /// These.
         ids: [u32; DRAFT_MAX],
-        /// Of a layer that predicts further tokens: how many of those are what came, ...
-        known: u32,
-        /// ... and how many tokens it is to predict behind them (ops/mtp.h).
+        /// Of a layer that predicts further tokens, where those are what came: how many it is to
+        /// predict behind them (ops/mtp.h).
         wanted: u32,
+        /// 0.
+        padding: u32,
     }
 
     /// The launch's one parameter. Addresses are the device's.

@@ -75,7 +75,7 @@ impl Matrix {
     /// Its name, to print.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::MtpIn => "what predicts takes in",
+            Self::MtpIn => "mtp input projection",
             Self::Qkv => "q, k and v",
             Self::Gates => "gates of a delta rule",
             Self::LatentDown => "latents",

@@ -526,6 +526,36 @@ struct Widths {
     compressed: Option<CompressedPartition>,
 }
 
+/// Scale blocks that a block's `rows` of a matrix touch, at most.
+fn scales_touched(
+    class: &Class,
+    matrix: Matrix,
+    (rows, head_dim): (u32, u32),
+    stored: &Stored,
+) -> u32 {
+    match matrix {
+        Matrix::Qkv => {
+            // Neighbouring stored rows of which a block's are parts: the shortest, and the longest.
+            let [short, long] = match &class.delta {
+                Some(delta) => [head_dim.min(delta.key_dim), class.head_dim.max(delta.key_dim)],
+                None => [head_dim, class.head_dim],
+            };
+            ((rows + short).saturating_sub(2) / short + 1) * touched(stored, long)
+        }
+        // Of two tensors, or of rows that stand in another order.
+        Matrix::LatentDown | Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
+            2 * touched(stored, rows) + 2
+        }
+        Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
+        Matrix::MtpIn
+        | Matrix::Gates
+        | Matrix::Output
+        | Matrix::Router
+        | Matrix::SharedDown
+        | Matrix::Down => touched(stored, rows),
+    }
+}
+
 /// How a matrix of a class's layers lies in the stream, of which a block has `rows`.
 fn encoding_of(
     model: &Model,
@@ -575,22 +605,7 @@ fn encoding_of(
         }
         Matrix::Down => slices(class.ffn, ffn),
     };
-    let most = match matrix {
-        Matrix::Qkv => {
-            // Neighbouring stored rows of which a block's are parts: the shortest, and the longest.
-            let [short, long] = match &class.delta {
-                Some(delta) => [head_dim.min(delta.key_dim), class.head_dim.max(delta.key_dim)],
-                None => [head_dim, class.head_dim],
-            };
-            ((rows + short).saturating_sub(2) / short + 1) * touched(stored, long)
-        }
-        // Of two tensors, or of rows that stand in another order.
-        Matrix::LatentDown | Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
-            2 * touched(stored, rows) + 2
-        }
-        Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
-        _ => touched(stored, rows),
-    };
+    let most = scales_touched(class, matrix, (rows, head_dim), stored);
     encoding((matrix.name(), stored), &parts, (rows, most), why)
 }
 

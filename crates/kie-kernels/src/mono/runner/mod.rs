@@ -36,7 +36,7 @@ use self::predictor::Predictor;
 use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
 use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
 use crate::device::{Gone, Phase, Running};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lookup::DRAFT_MAX;
 use crate::machine::{Flight, Platform};
 use crate::mailbox::Mailbox;
@@ -83,6 +83,16 @@ impl InFlight {
             leaving,
             watch,
         }
+    }
+}
+
+/// The error of a launch, which says that it was not the model's where it was not.
+fn named(work: &Work, error: Error) -> Error {
+    match (work, error) {
+        (Work::Predict(_), Error::Hang(told)) => {
+            Error::Hang(format!("multi-token prediction: {told}"))
+        }
+        (_, error) => error,
     }
 }
 
@@ -135,17 +145,17 @@ impl Runner {
     }
 
     /// The same with what predicts further tokens beside the model.
-    pub fn predicts(&mut self, ranks: Vec<Loaded>, first_seqno: u32, hang_timeout: Duration) {
+    pub fn set_predictor(&mut self, ranks: Vec<Loaded>, first_seqno: u32, hang_timeout: Duration) {
         self.predictor = Some(Predictor::new(ranks, first_seqno, hang_timeout));
         self.schedule.singly = true;
     }
 
     /// Whose launch it is that some work is done by.
     fn launches_of(&self, work: &Work) -> &Launches {
-        match (&self.predictor, work) {
-            (Some(predictor), Work::Predict(_)) => &predictor.launches,
-            _ => &self.launches,
+        if let (Some(predictor), Work::Predict(_)) = (&self.predictor, work) {
+            return &predictor.launches;
         }
+        &self.launches
     }
 
     /// The same, with launches timed.
@@ -208,6 +218,7 @@ impl Runner {
         if !self.is_simulated() && launch.watch.is_due(self.launches.budget(), partly) {
             let waits = self.launches_of(&launch.work).expired_waits()?;
             if let Some(error) = launch.watch.look(&waits) {
+                let error = named(&launch.work, error);
                 // Its end may take long to come, or never does.
                 self.in_flight = Some(launch);
                 return Err(error);
@@ -242,7 +253,7 @@ impl Runner {
         let behind_prompt = launch.behind_prompt;
         drop(flights);
         if let Some(error) = hang::of_ended(&self.launches_of(&work).expired_waits()?) {
-            return Err(error);
+            return Err(named(&work, error));
         }
         let made = self.launches.steps_made();
         self.note(&work, steps, mode)?;
@@ -345,6 +356,7 @@ impl Runner {
 
     /// Starts the next launch, if there is work.
     fn begin(&mut self) -> Result<()> {
+        self.write_grown()?;
         if let Some(unseen) = self.unseen.pop_front() {
             return self.start_predicting(unseen);
         }
@@ -354,10 +366,6 @@ impl Runner {
             }
             if let Some(command) = self.schedule.logits.pop_front() {
                 return self.start_logits(command);
-            }
-            for index in self.schedule.take_grown() {
-                self.launches.write_pages(index, &self.delivery.mailbox)?;
-                self.write_predictors_pages(index)?;
             }
             let Some(slot) = self.schedule.oldest_prompt() else { break None };
             match self.prompt_left(slot)? {
@@ -371,6 +379,15 @@ impl Runner {
             Next::Prompt { slot, left, beside } => self.start_prompt(slot, left, beside),
             Next::Tokens { slots, steps } => self.start_tokens(slots, steps, false),
         }
+    }
+
+    /// Page tables that have grown, to where kernels look for them.
+    fn write_grown(&mut self) -> Result<()> {
+        for index in self.schedule.take_grown() {
+            self.launches.write_pages(index, &self.delivery.mailbox)?;
+            self.write_predictors_pages(index)?;
+        }
+        Ok(())
     }
 
     /// Positions of a prompt that are still to be done; its last token is the first that the
@@ -724,25 +741,29 @@ impl Runner {
         if self.predictor.is_none() {
             return;
         }
+        // Drafts need columns beside the sequences' own; alternatives come without.
+        let several = |(index, _): &(usize, usize)| {
+            self.delivery.request(*index).params.sampling.logprobs > 1
+        };
+        let none = from.iter().any(several);
+        let mut spare = self.first().most_columns() - from.len();
         let (mut all, mut behind) = (Vec::new(), from.len());
         for (at, ((index, first), drafts)) in from.iter().zip(drafted).enumerate() {
+            let begin = behind;
+            behind += *drafts as usize;
             let slot = &mut self.schedule.slots[*index];
             let made = slot.next - first;
-            let columns = [at].into_iter().chain(behind..).take(made).collect();
-            behind += *drafts as usize;
-            let Some(predicted) = slot.predicted.as_mut().filter(|_| made > 0) else { continue };
-            if slot.state != State::Decode {
-                continue;
-            }
+            let decodes = made > 0 && slot.state == State::Decode;
+            let Some(predicted) = slot.predicted.as_mut().filter(|_| decodes) else { continue };
+            let columns = [at].into_iter().chain(begin..).take(made).collect();
             let token = |n| self.delivery.mailbox.record(*index, n as u32, 0, &mut []).token;
             let tokens = (slot.generated - made..slot.generated).map(token).collect();
             let most = self.delivery.request(*index).params.max_new as usize;
-            // Drafts need columns beside the sequences' own.
-            let room = from.len() < self.launches.first().most_columns();
             let left = (most - slot.generated).min(slot.granted.saturating_sub(slot.next));
-            let left = if room { left } else { 0 };
-            let seen = Seen::all(*index, *first, columns, tokens);
-            all.push(seen.predicted(predicted, left));
+            let left = if none { 0 } else { left.min(1 + spare) };
+            let seen = Seen::all(*index, *first, columns, tokens).predicted(predicted, left);
+            spare -= seen.wanted;
+            all.push(seen);
         }
         let residual = Residual::OfColumns(columns);
         self.unseen.extend((!all.is_empty()).then_some(Unseen { seen: all, residual }));

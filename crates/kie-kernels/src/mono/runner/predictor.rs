@@ -52,7 +52,7 @@ impl Ask {
             };
             let known = behind.len() as u32;
             let drafting = &mut ask.drafting[at];
-            (drafting.given, drafting.known, drafting.wanted) = (known, known, one.wanted as u32);
+            (drafting.given, drafting.wanted) = (known, one.wanted as u32);
             drafting.ids[..behind.len()].copy_from_slice(&one.tokens[1..]);
         }
         ask
@@ -106,7 +106,8 @@ impl Predictor {
     pub fn predicted(&self, slot: usize, count: usize) -> Vec<u32> {
         let out = &self.launches.first().room.out;
         let vocab = self.launches.first().dims.vocab;
-        let tokens = (0..count as u32).map_while(|n| wire::next_token(out, slot, n));
+        let made = self.launches.steps_made().min(count as u32);
+        let tokens = (0..made).map_while(|n| wire::next_token(out, slot, n));
         // One that is no id ends them: there is nothing behind it.
         tokens.map(|told| told.token).take_while(|token| *token < vocab).collect()
     }

@@ -282,7 +282,7 @@ impl Schedule {
                 slots.truncate(self.columns);
                 slots.sort_unstable();
                 let steps = match waits {
-                    Some((slot, _)) if self.slots[slot].wide => 1,
+                    Some((slot, _)) if self.slots[slot].wide || self.singly => 1,
                     None if !crowded => LONG,
                     Some(_) | None => TURN_TOKENS,
                 };
