@@ -40,8 +40,7 @@ pub struct ClassPartition {
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
     pub combine_by_owners: bool,
-    /// The matrices of a layer that there are, in the order of [`Matrix`]; of experts, gate, up and
-    /// down of one.
+    /// The matrices of a layer that there are, in the order of [`Matrix`]; of experts those of one.
     pub tilings: [Option<Tiling>; Matrix::COUNT],
     /// Where there are experts.
     pub experts: Option<ExpertsPartition>,
@@ -624,8 +623,7 @@ fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
 }
 
 impl Partition {
-    /// The partition that reads the fewest bytes a block, among the block counts the machine can
-    /// hold.
+    /// The partition that reads the fewest bytes a block, of block counts that the machine holds.
     ///
     /// # Errors
     /// [`Error::InvalidProgram`] where none fits, with what does not.
