@@ -25,7 +25,7 @@ use crate::cpu::ops::turned;
 use crate::device::Phase;
 use crate::error::Result;
 use crate::host::side_by_side;
-use crate::machine::{Machine, Memory, Module, Platform, Shared};
+use crate::machine::{Flight, Launch, Machine, Memory, Module, Platform, Shared};
 use crate::mailbox::SlotMemory;
 use crate::matrix::{row_to_f32, Matrix as Stored};
 use crate::meter::Mode;
@@ -437,6 +437,21 @@ impl Loaded {
         }
         let module = compile_decode(&*self.machine, &self.model, &self.partition, kernel.kind)?;
         Ok(Arc::clone(kernel.module.get_or_init(|| module)))
+    }
+
+    /// Starts a decode kernel of this partition.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn decode(&self, module: &Arc<dyn Module>, args: &Args) -> Result<Box<dyn Flight>> {
+        let launch = Launch {
+            entry: "kie_decode",
+            blocks: self.partition.blocks,
+            threads: self.partition.threads(self.machine.warp()),
+            shared_bytes: self.partition.shared_max,
+            args: args.as_bytes(),
+        };
+        self.machine.launch(module, &launch)
     }
 
     /// The kernels there are.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::schedule::{Slot, LONG};
 use crate::error::Result;
-use crate::machine::{Flight, Launch};
+use crate::machine::Flight;
 use crate::mailbox::{Mailbox, SlotMemory};
 use crate::meter::{Meter, Mode};
 use crate::mono::interleave::Chunk;
@@ -16,7 +16,7 @@ use crate::mono::loaded::Loaded;
 use crate::mono::lower::layout::{Exchange, Kind};
 use crate::mono::lower::segments::head_segment;
 use crate::mono::prefill::{Part, Prefill};
-use crate::mono::wire::{wants, Drafting, ExpiredWait, Order, Sequence, Wire};
+use crate::mono::wire::{wants, Drafting, ExpiredWait, Order, Sequence};
 
 /// What every rank's launch is given, beside what is its own.
 #[derive(Default)]
@@ -186,14 +186,7 @@ impl Launches {
                 Some(module) => Arc::clone(module),
                 None => loaded.module(kind)?,
             };
-            let launch = Launch {
-                entry: "kie_decode",
-                blocks: loaded.partition.blocks,
-                threads: loaded.partition.threads(loaded.machine.warp()),
-                shared_bytes: loaded.partition.shared_max,
-                args: args.as_bytes(),
-            };
-            flights.push(loaded.machine.launch(&module, &launch)?);
+            flights.push(loaded.decode(&module, &args)?);
         }
         Ok((flights, mode))
     }

@@ -820,8 +820,9 @@ impl Runner {
         predictor.launches.advance(steps + 1);
         for (index, count) in slots {
             let drafts = predictor.predicted(index, count);
-            let slot = &mut self.schedule.slots[index];
-            slot.predicted.iter_mut().for_each(|of_slot| of_slot.came(drafts.clone()));
+            if let Some(of_slot) = &mut self.schedule.slots[index].predicted {
+                of_slot.came(drafts);
+            }
         }
     }
 

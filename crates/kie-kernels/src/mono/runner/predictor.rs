@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::launches::Launches;
 use super::mtp::Seen;
 use crate::error::Result;
-use crate::machine::{Flight, Launch};
+use crate::machine::Flight;
 use crate::mono::loaded::Loaded;
 use crate::mono::lower::segments::head_segment;
-use crate::mono::wire::{self, Drafting, Order, Sequence, Wire};
+use crate::mono::wire::{self, Drafting, Order, Sequence};
 
 /// What its kernel is told of a launch's columns.
 pub(super) struct Ask {
@@ -90,14 +90,7 @@ impl Predictor {
             if !wanted {
                 args.segment_count = head_segment(&loaded.model, &loaded.partition);
             }
-            let launch = Launch {
-                entry: "kie_decode",
-                blocks: loaded.partition.blocks,
-                threads: loaded.partition.threads(loaded.machine.warp()),
-                shared_bytes: loaded.partition.shared_max,
-                args: args.as_bytes(),
-            };
-            loaded.machine.launch(&loaded.module(kind)?, &launch)
+            loaded.decode(&loaded.module(kind)?, &args)
         };
         launches.ranks.iter().zip(before).map(launch).collect()
     }
