@@ -273,7 +273,8 @@ KIE_DEVICE void put_all(const PrefillArgs& args, const Chunk& chunk) {
 // What others take of a chunk that is through all layers.
 KIE_DEVICE void put_behind(const PrefillArgs& args, const Chunk& chunk, bool last) {
     if (args.model.seqno != 0 && last) put_last(args, chunk);
-    if (args.model.residuals && (int)args.to == kLayers) put_all(args, chunk);
+    if constexpr (kLeavesResiduals)
+        if ((int)args.to == kLayers) put_all(args, chunk);
 }
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {

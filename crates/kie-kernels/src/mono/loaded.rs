@@ -126,7 +126,7 @@ pub fn bytes(
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
     let words = Exchange::new(model, partition, partition.columns).words * 8
-        + residual_bytes(program, model, partition, plan) as u64
+        + residual_bytes(model, partition, plan) as u64
         + ABORT_FLAG_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
     let states = segments::working_bytes(model, partition, dims.slots);
@@ -136,14 +136,9 @@ pub fn bytes(
 }
 
 /// Bytes of the residual of a chunk's positions, where something predicts further tokens.
-fn residual_bytes(
-    program: &Program,
-    model: &Model,
-    partition: &Partition,
-    plan: Option<&Plan>,
-) -> usize {
-    let chunk = plan.filter(|_| program.predicts()).map_or(0, |plan| plan.chunk as usize);
-    chunk * Exchange::new(model, partition, 1).words_h as usize * 8
+fn residual_bytes(model: &Model, partition: &Partition, plan: Option<&Plan>) -> usize {
+    let positions = plan.map_or(0, Plan::residuals) as usize;
+    positions * Exchange::new(model, partition, 1).words_h as usize * 8
 }
 
 /// What a pool takes that has no pages.
@@ -350,7 +345,7 @@ impl Loaded {
         };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(partition.blocks);
         let plan = prefill.as_ref().map(Prefill::plan);
-        let residual_bytes = residual_bytes(program, &model, &partition, plan);
+        let residual_bytes = residual_bytes(&model, &partition, plan);
         let room = Room::new(&*machine, program, (&model, &partition), writers, residual_bytes)?;
         let page_bytes = segments::page_bytes(&model, &partition);
         let base = Args {

@@ -126,14 +126,10 @@ impl Mono {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);
-        let dims = &program.program().dims;
-        Ok(Plan::new(
-            model,
-            partition,
-            on,
-            (dims.max_positions, dims.chunk() as u32),
-            self.bounds.gap.is_some(),
-        ))
+        let program = program.program();
+        let positions = (program.dims.max_positions, program.dims.chunk() as u32);
+        let plan = Plan::new(model, partition, on, positions, self.bounds.gap.is_some());
+        Ok(plan.map(|plan| plan.with_residuals(program.predicts())))
     }
 
     fn lower(&self, program: &ValidProgram) -> Result<Ranks> {

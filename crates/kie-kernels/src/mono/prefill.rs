@@ -134,6 +134,8 @@ pub struct Plan {
     pub blocks: u32,
     /// Classes of layers.
     classes: usize,
+    /// It leaves the residual of all positions behind.
+    residuals: bool,
 }
 
 /// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
@@ -215,7 +217,24 @@ impl Plan {
             },
             blocks: machine.multiprocessors,
             classes: partition.classes.len(),
+            residuals: false,
         })
+    }
+
+    /// With the residual of all positions left behind, if something predicts further tokens from
+    /// it: code that other models' kernels go without.
+    #[must_use]
+    pub fn with_residuals(self, predicts: bool) -> Self {
+        Self { residuals: predicts, ..self }
+    }
+
+    /// Positions whose residual is left behind.
+    pub fn residuals(&self) -> u32 {
+        if self.residuals {
+            self.chunk
+        } else {
+            0
+        }
     }
 
     /// Device memory that it takes: scratch and counters.
@@ -272,6 +291,7 @@ impl Plan {
             ("kFew", few),
             ("kAllNarrow", self.tiles.narrow),
             ("kShortStages", self.tiles.short),
+            ("kLeavesResiduals", self.residuals),
         ];
         let line =
             |kind: &str, name: &str, value: u64| format!("constexpr {kind} {name} = {value};\n");

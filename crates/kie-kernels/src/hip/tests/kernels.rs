@@ -162,7 +162,7 @@ const PREFILL: [(&str, usize, u32); 11] = [
     ("1b-int4", 0, 174),
     ("1b-fp8", 0, 174),
     ("qwen3-30b-fp8", 0, 256),
-    ("8b on eight", 0, 190),
+    ("8b on eight", 0, 189),
     ("2b on eight", 0, 164),
     ("qwen3-30b-fp8 on four", 4, 256),
     ("gpt-oss-120b on eight", 0, 184),
