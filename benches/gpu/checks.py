@@ -359,7 +359,7 @@ ORDERED = (
     # phase, stages passed, which experts were chosen.
     ({"run_steps"}, {"await_slot", "feed_stream", "watch_host", "look"}),
     ({"watch_host"}, {"publish_candidate"}),
-    ({"choose_column", "sort_pairs"}, {"look"}),
+    ({"choose_column", "list_experts"}, {"look"}),
     ({"meet", "kie_prefill"}, {"await_feed"}),
     ({"feed_residual"}, {"await_second"}),
 )

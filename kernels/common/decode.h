@@ -50,7 +50,7 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
     for (int i = me; i < kIndexBytes; i += kAllThreads) shared[kShIndex + i] = index[i];
     // What an earlier launch left there is no choice.
     if (kHasExperts)
-        for (int i = me; i < kColumns * kChosenMost; i += kAllThreads) *choice_word(shared, i) = 0;
+        for (int i = me; i < kChoiceWords; i += kAllThreads) *choice_word(shared, i) = 0;
     if (!kTableShared) return;
     u32* table = (u32*)(shared + kShTable);
     constexpr int kEach = kPools * kPagesMax;

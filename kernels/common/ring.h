@@ -12,9 +12,9 @@
 #include "platform.h"
 #include "shape.h"
 
-// Who copies looks at several slots at once where its looks take as long as its copies. Stages of
-// experts are small; of several columns they come less often, and kernels would spill.
-constexpr bool kLooksAhead = looks_ahead(kHasExperts && kColumns == 1);
+// Who copies looks at several slots at once where its looks take as long as its copies: stages of
+// experts are small.
+constexpr bool kLooksAhead = looks_ahead(kHasExperts);
 
 struct Ring {
     Slot* slots;
@@ -31,6 +31,10 @@ KIE_DEVICE void advance(u32& at, u32& parity) {
 // Whether the stage at hand has arrived; asking early hides the asking.
 KIE_DEVICE bool stage_here(const Ring& r) {
     return kNoStream || slot_filled(r.slots + r.at, r.parity);
+}
+// The same without a wait, however short.
+KIE_DEVICE bool stage_here_yet(const Ring& r) {
+    return kNoStream || slot_passed(r.slots + r.at, true, r.parity);
 }
 // The stage of so many bytes, once it is there. The producer waits for nobody but us, so no clock
 // is read.
@@ -59,9 +63,9 @@ struct HeldStage {
     const u8* bytes;
     Slot* slot;
 };
-KIE_DEVICE HeldStage hold_stage(Ring& r, u32 bytes) {
+KIE_DEVICE HeldStage hold_stage(Ring& r, u32 bytes, bool here = false) {
     Slot* const slot = r.slots + r.at;
-    const u8* const at = take_stage(r, false, bytes);
+    const u8* const at = take_stage(r, here, bytes);
     advance(r.at, r.parity);
     return {at, slot};
 }

@@ -21,19 +21,21 @@
 #include "shape.h"
 
 // Word `n` of the choice of experts (ops/route.h), its sequence number in the upper half: of one
-// column its n-th expert; of several a RoutedPair, those of an expert side by side.
+// column its n-th expert; of several a RoutedExpert, behind the last one some without columns.
 KIE_DEVICE volatile u64* choice_word(u8* shared, int n) {
     return (volatile u64*)(shared + kShChoice) + n;
 }
-struct RoutedPair {
-    u32 expert;
-    int column, n;  // whose n-th it is
+// An expert that some columns chose. Pairs of a column and an expert stand by expert, then by
+// column; its own begin at `first`.
+struct RoutedExpert {
+    u32 id, columns;  // a bit for each
+    int first;
 };
-KIE_CONST_FN u32 pack_pair(const RoutedPair& p) {
-    return p.expert | (u32)p.column << 16 | (u32)p.n << 24;
+KIE_CONST_FN u32 pack_routed(const RoutedExpert& e) {
+    return e.id | e.columns << 16 | (u32)e.first << 24;
 }
-KIE_CONST_FN RoutedPair unpack_pair(u32 v) {
-    return {v & 0xffff, (int)(v >> 16 & 0xff), (int)(v >> 24)};
+KIE_CONST_FN RoutedExpert unpack_routed(u32 v) {
+    return {v & 0xffff, v >> 16 & 0xff, (int)(v >> 24)};
 }
 
 // Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
@@ -129,62 +131,84 @@ KIE_DEVICE bool feed_expert(Feed& f, const u8* bank, u32 id) {
             return false;
     return true;
 }
-// The same of all that were chosen by one column, in stacks (lower/tiling.rs).
+// The same of a stack of so many experts (lower/tiling.rs).
 template <class C, class S>
-KIE_DEVICE bool feed_stacks(Feed& f, u8* shared, const Segment& g, u32 step, const u8* bank) {
-    expect_stages(f, S::pieces * S::stage_bytes);
+KIE_DEVICE bool feed_stack(Feed& f, const u8* bank, const u32 (&ids)[S::pieces], int count) {
+    for (int stage = 0; stage < S::stages; ++stage) {
+        const u32 bytes = stage < S::long_stages ? S::long_bytes : S::short_bytes;
+        const u8* from = bank + stage * S::stage_bytes;
+        const auto copy = [&](Slot* slot, u8* to, Copies& copies) {
+            copy_begins(slot, count, bytes);
+            KIE_UNROLL for (int i = 0; i < S::pieces; ++i) if (i < count) copy_part(
+                slot, to + i * S::stage_bytes, from + (u64)ids[i] * C::kExpertBytes, bytes, copies);
+            copy_ends(slot);
+        };
+        if (!feed_by(f, count * bytes, false, copy)) return false;
+    }
+    return true;
+}
+// Those that a column chose, in the order of its list.
+template <class C, class S>
+KIE_DEVICE bool feed_chosen(Feed& f, u8* shared, const Segment& g, u32 step, const u8* bank) {
     for (int n = 0; n < C::kChosen; n += S::pieces) {
         u32 ids[S::pieces];
         KIE_UNROLL for (int i = 0; i < S::pieces;
                         ++i) if (!await_choice(f, shared, step, g.layer, n + i,
                                                ids[i])) return false;
-        for (int stage = 0; stage < S::stages; ++stage) {
-            const u32 bytes = stage < S::long_stages ? S::long_bytes : S::short_bytes;
-            const u8* from = bank + stage * S::stage_bytes;
-            const auto copy = [&](Slot* slot, u8* to, Copies& copies) {
-                copy_begins(slot, S::pieces, bytes);
-                KIE_UNROLL for (int i = 0; i < S::pieces; ++i)
-                    copy_part(slot, to + i * S::stage_bytes, from + (u64)ids[i] * C::kExpertBytes,
-                              bytes, copies);
-                copy_ends(slot);
-            };
-            if (!feed_by(f, S::pieces * bytes, false, copy)) return false;
+        if constexpr (S::pieces > 1) {
+            if (!feed_stack<C, S>(f, bank, ids, S::pieces)) return false;
+        } else {
+            if (!feed_expert<C, S>(f, bank, ids[0])) return false;
         }
     }
     return true;
 }
-// Those that the columns chose, in the order of the list; of several columns each expert once.
+// The next word of the list that several columns have; false where the kernel ends. Nobody knows
+// how many experts a list has that was not made in time.
+template <class S>
+KIE_DEVICE bool await_routed(Feed& f, u8* shared, const Segment& g, u32 step, const u8* bank, int n,
+                             RoutedExpert& e) {
+    u32 v;
+    if (!await_choice(f, shared, step, g.layer, n, v)) return false;
+    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;
+    while (from_leader(look(timed_out)))
+        if (!feed(f, bank, S::stage_bytes, false)) return false;
+    e = unpack_routed(v);
+    return true;
+}
+// Those that some of several columns chose, each once.
+template <class C, class S>
+KIE_DEVICE bool feed_routed(Feed& f, u8* shared, const Segment& g, u32 step, const u8* bank) {
+    RoutedExpert e;
+    int n = 0;
+    if (!await_routed<S>(f, shared, g, step, bank, n, e)) return false;
+    while (e.columns != 0) {
+        // Whether another one follows is known before a stage goes: behind the last one consumers
+        // write the next layer's list.
+        u32 ids[S::pieces];
+        int count = 0;
+        KIE_UNROLL for (int i = 0; i < S::pieces; ++i) {
+            ids[i] = e.id;
+            if (e.columns == 0) continue;
+            ++count;
+            if (!await_routed<S>(f, shared, g, step, bank, ++n, e)) return false;
+        }
+        if constexpr (S::pieces > 1) {
+            if (!feed_stack<C, S>(f, bank, ids, count)) return false;
+        } else {
+            if (!feed_expert<C, S>(f, bank, ids[0])) return false;
+        }
+    }
+    return true;
+}
 template <class C, class S>
 KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
     const u8* bank = f.args.experts + g.at + (u64)block() * C::kPieceBytes;
-    if constexpr (S::pieces > 1) return feed_stacks<C, S>(f, shared, g, step, bank);
-    int pairs = (kColumns == 1 ? 1 : live_at(f.args, step)) * C::kChosen;
-    expect_stages(f, S::stage_bytes);
-    u32 v;
-    if constexpr (kColumns == 1) {
-        for (int n = 0; n < pairs; ++n)
-            if (!await_choice(f, shared, step, g.layer, n, v) || !feed_expert<C, S>(f, bank, v))
-                return false;
-        return true;
-    }
-    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;
-    if (!await_choice(f, shared, step, g.layer, 0, v)) return false;
-    // How many columns there are is known before they choose.
-    if constexpr (kLookup) pairs = (int)*(volatile u32*)&columns_of(shared).live * C::kChosen;
-    for (int n = 0; n < pairs;) {
-        const u32 id = unpack_pair(v).expert;
-        // All words of an expert are read before its stages go: behind the last one consumers write
-        // the next layer's.
-        while (++n < pairs) {
-            if (!await_choice(f, shared, step, g.layer, n, v)) return false;
-            if (unpack_pair(v).expert != id) break;
-        }
-        // Nobody knows how many experts a list has that was not made in time.
-        while (from_leader(look(timed_out)))
-            if (!feed(f, bank, S::stage_bytes, false)) return false;
-        if (!feed_expert<C, S>(f, bank, id)) return false;
-    }
-    return true;
+    expect_stages(f, S::pieces * S::stage_bytes);
+    if constexpr (kColumns == 1)
+        return feed_chosen<C, S>(f, shared, g, step, bank);
+    else
+        return feed_routed<C, S>(f, shared, g, step, bank);
 }
 struct FeedExperts {
     Feed& f;

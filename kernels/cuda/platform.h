@@ -140,6 +140,7 @@ KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) {
 KIE_DEVICE void add_shared(u32* p, u32 v) { atomicAdd_block(p, v); }
 KIE_DEVICE void add_shared(u64* p, u64 v) { atomicAdd_block(p, v); }
 KIE_DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
+KIE_DEVICE int count_ones(u32 v) { return __popc(v); }
 // The largest number of a team, where there is an instruction for it (ops/route.h).
 #define KIE_MAX_TEAM
 KIE_DEVICE u32 max_team(u32 v) { return __reduce_max_sync(~0u, v); }
@@ -406,3 +407,6 @@ KIE_DEVICE float reciprocal_f(float x) {
 KIE_DEVICE float rsqrt_f(float x) { return rsqrtf(x); }
 KIE_DEVICE float min_f(float a, float b) { return fminf(a, b); }
 KIE_DEVICE float max_f(float a, float b) { return fmaxf(a, b); }
+// a * b + c. Where a compiler may round in between or not, sums of several columns and of one would
+// differ.
+KIE_DEVICE float fma_f(float a, float b, float c) { return __fmaf_rn(a, b, c); }

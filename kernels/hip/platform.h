@@ -183,6 +183,7 @@ KIE_DEVICE void add_shared(u32* p, u32 v) {
 KIE_DEVICE void add_shared(u64* p, u64 v) {
     __hip_atomic_fetch_add((KIE_LOCAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
+KIE_DEVICE int count_ones(u32 v) { return __builtin_popcount(v); }
 // One bit a lane of the team.
 KIE_DEVICE u32 ballot(bool yes) {
     const u64 all = __builtin_amdgcn_ballot_w64(yes);
@@ -461,6 +462,7 @@ KIE_DEVICE float reciprocal_f(float x) { return __builtin_amdgcn_rcpf(x); }
 KIE_DEVICE float rsqrt_f(float x) { return __builtin_amdgcn_rsqf(x); }
 KIE_DEVICE float min_f(float a, float b) { return __builtin_fminf(a, b); }
 KIE_DEVICE float max_f(float a, float b) { return __builtin_fmaxf(a, b); }
+KIE_DEVICE float fma_f(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #define KIE_UNPACK_F8
 // Two codes of e4m3, in the upper bytes of halves. As a half a code's value is 2^-8 of what it
 // should be. Like ops/decode_fp8.h, in fewer instructions: this is what bounds products of such

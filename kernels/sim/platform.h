@@ -78,7 +78,9 @@ KIE_UNSEEN KIE_DEVICE u32 shuffle(u32 v, u32 from) {
     return row[from % kie_sim::kTeam];
 }
 KIE_DEVICE float shuffle(float v, u32 from) { return number(shuffle(bits(v), from)); }
-KIE_DEVICE u32 uniform(u32 v) { return v; }
+// A shuffle on CUDA: the whole warp has to come to it.
+KIE_DEVICE u32 uniform(u32 v) { return shuffle(v, 0); }
+KIE_DEVICE int count_ones(u32 v) { return __builtin_popcount(v); }
 KIE_UNSEEN KIE_DEVICE u32 ballot(bool v) {
     u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kBallot, [row](kie_sim::Team& t) KIE_UNSEEN {
@@ -327,3 +329,5 @@ KIE_DEVICE float reciprocal_f(float x) { return 1.0f / x; }
 KIE_DEVICE float rsqrt_f(float x) { return 1.0f / __builtin_sqrtf(x); }
 KIE_DEVICE float min_f(float a, float b) { return __builtin_fminf(a, b); }
 KIE_DEVICE float max_f(float a, float b) { return __builtin_fmaxf(a, b); }
+// Rounded in between: processors without the instruction take long for it.
+KIE_DEVICE float fma_f(float a, float b, float c) { return a * b + c; }

@@ -52,24 +52,44 @@ const MUTANTS: &[Mutant] = &[
         "const float factor = chosen_factor(b, 0, 0);",
     ),
     (
-        "an expert of two columns goes through the ring twice",
-        "if (unpack_pair(v).expert != id) break;",
-        "break;",
+        "an expert of two columns is listed twice",
+        "(n == 0 || routed_pair(b, n - 1).expert != id);",
+        "true;",
     ),
     (
         "a column that did not choose an expert adds its product",
-        "takes[j % 2] ? all.v[i][j] : before.v[i][j];",
-        "all.v[i][j];",
+        "if (has_column(e, g) && (!S::uneven",
+        "if ((!S::uneven",
     ),
     (
-        "all columns of an expert have the last one's activations",
-        "if (column == g) slot = n - batch;",
-        "slot = n - batch;",
+        "all columns of an expert have the first one's activations",
+        "mine + (pair_of(e, g) % PairWords",
+        "mine + (e.first % PairWords",
     ),
     (
         "a pair's sums stand on those of the first",
-        "part + (k_warp * kColumns + n - batch) * S::rows;",
-        "part + (k_warp * kColumns) * S::rows;",
+        "(pair_of(e, 2 * t + j) - from) * S::piece_rows",
+        "0 * S::piece_rows",
+    ),
+    (
+        "what is published is the batch before",
+        "publish_pairs<C>(args, b, layer, part, from, to);",
+        "publish_pairs<C>(args, b, layer, other, from, to);",
+    ),
+    (
+        "activations are taken before they are there",
+        "b.seqno, b.seqno ^ late))\n                break;\n            each([&](int i, int pair",
+        "b.seqno, 0) || true)\n                break;\n            each([&](int i, int pair",
+    ),
+    (
+        "lanes that wait ask all of their warp",
+        "u32 late = 0;\n            each(",
+        "u32 late = uniform(0);\n            each(",
+    ),
+    (
+        "activations come into places that are still read",
+        "kPlaces = kColumns + C::kGathered;",
+        "kPlaces = kColumns / 2;",
     ),
 ];
 
@@ -170,9 +190,9 @@ fn a_lost_word_of_the_router_is_told_and_the_engine_closes() {
 /// has of which a word is lost.
 #[test]
 fn a_lost_choice_of_several_columns_is_told() {
-    let from = "*choice_word(b.shared, before) = ll_word(pack_pair({id, column, n}), b.seqno);";
-    let to = "if (!(block() == 1 && before == 2)) \
-              *choice_word(b.shared, before) = ll_word(pack_pair({id, column, n}), b.seqno);";
+    let from = "*choice_word(b.shared, count + count_ones(all & ((1u << my) - 1))) =";
+    let to = "if (!(block() == 1 && count + count_ones(all & ((1u << my) - 1)) == 2)) \
+              *choice_word(b.shared, count + count_ones(all & ((1u << my) - 1))) =";
     let engine = open("own_gpt_oss", "sim:seed=3,blocks=4", from, to);
     let start = Instant::now();
     // A prompt's positions are columns.
@@ -184,18 +204,12 @@ fn a_lost_choice_of_several_columns_is_told() {
 
 /// Block 0 counts the experts that it brings, and how often columns chose one; both twice, of gate
 /// and up and of down.
-const COUNTED: [Edit; 2] = [
-    (
-        "    const u8* from = bank + (u64)id * C::kExpertBytes;",
-        "    const u8* from = bank + (u64)id * C::kExpertBytes;
-    if (kColumns > 1 && block() == 0) ++f.args.abort_flag[16 + 2];",
-    ),
-    (
-        "    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;",
-        "    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;
-    if (block() == 0) f.args.abort_flag[16 + 3] += pairs;",
-    ),
-];
+const COUNTED: Edit = (
+    "            ++count;",
+    "            ++count;
+            if (block() == 0)
+                ++f.args.abort_flag[16 + 2], f.args.abort_flag[16 + 3] += count_ones(e.columns);",
+);
 
 /// Of eight sequences at once each expert that some of them chose goes through the ring once, for
 /// gate and up and for down; and none changes a bit of another.
@@ -204,7 +218,7 @@ fn experts_that_several_sequences_chose_are_read_once() {
     let all = [("own_olmoe", "warp=32,blocks=4"), ("own_gpt_oss", "warp=64,ranks=2,blocks=3")];
     two_at_a_time(all.into(), |(name, machine)| {
         let device = format!("sim:seed=7,{machine}");
-        let (runner, behind) = told("kie_decode", &device, &COUNTED, 1 << 12);
+        let (runner, behind) = told("kie_decode", &device, &[COUNTED], 1 << 12);
         let engine = Engine::builder(fixture(name)).max_batch(8).runner(runner).build().unwrap();
         let prompts: Vec<Vec<u32>> = (0..8).map(|n| vec![5 + n / 2 * 7, 11, 3 + n / 4]).collect();
         let ask = |ids: &[u32]| {

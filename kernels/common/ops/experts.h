@@ -96,12 +96,12 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
         go_on();
         if (has_units()) from = mine;
         if (some) {
-            add_and_load<S>(s, f, column, next.bytes, offset, from);
+            add_and_load<S>(s, f, column, next.bytes, offset);
         } else {
             KIE_UNROLL for (int i = 0; i < kScaleRuns<S>; ++i)
                 load_run<S>(f, next.bytes, offset, i);
-            column = take_column<S>(from);
         }
+        column = take_column<S>(from);
         if (last) done(of, s);
     }
     if (kAll > 1) give_back(held, gives);
@@ -174,8 +174,10 @@ KIE_DEVICE void step_experts_gate_up_alone(Ring& ring, const DecodeArgs& args, B
             KIE_UNROLL for (int j = 0; j < 4; ++j) v[j] += number(q.v[j]);
         }
         KIE_UNROLL for (int j = 0; j < 4; ++j) {
-            v[j] *= scale;
-            if constexpr (C::kExpertBias) v[j] += bias[i][j];
+            if constexpr (C::kExpertBias)
+                v[j] = fma_f(v[j], scale, bias[i][j]);
+            else
+                v[j] *= scale;
         }
         const int at = b.block_in_lane * (S::piece_rows / 4) + word;
         if (at < C::kFfn / 2)

@@ -136,16 +136,7 @@ KIE_DEVICE void choose_entries(Watch& watch, const DecodeArgs& args, const Block
         sync_consumers<kThreads>();
     }
     if (warp == 0) {
-        const auto before = [&](u32 all) {  // of this lane
-            int n = 0;
-            for (u32 v = all & ((1u << my) - 1); v; v &= v - 1) ++n;
-            return n;
-        };
-        const auto ones = [&](u32 all) {
-            int n = 0;
-            for (u32 v = all; v; v &= v - 1) ++n;
-            return n;
-        };
+        const auto before = [&](u32 all) { return count_ones(all & ((1u << my) - 1)); };
         int greater = 0;
         for (int n = my; n < count; n += kTeam) greater += key_of(load_word(from + n)) > last;
         float sum = (float)greater;
@@ -159,7 +150,7 @@ KIE_DEVICE void choose_entries(Watch& watch, const DecodeArgs& args, const Block
             const u32 all = ballot(taken);
             const int place = at + before(all);
             if (taken && place < C::kIndexChosen) list[place] = (u32)n;
-            at += ones(all), ties -= min_i(ties, ones(equal));
+            at += count_ones(all), ties -= min_i(ties, count_ones(equal));
         }
         // The list is full but where a wait has expired; pages are asked for by it all the same.
         for (int n = at + my; n < C::kIndexChosen; n += kTeam) list[n] = 0;

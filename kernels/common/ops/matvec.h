@@ -272,8 +272,8 @@ KIE_DEVICE void add_tile_run(float (&s)[4], const WeightFragment<S>& f, int tile
         float (&e)[4] = kTwo ? second : d;
         KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
             add_unit<S>(d, e, f.codes[c][tile], x.v[c], zero_of<S>(scale, 0), zero_of<S>(scale, 1));
-        KIE_UNROLL for (int j = 0; j < 4; ++j) s[j] +=
-            scale_of<S>(scale, j / 2) * (kTwo ? d[j] + e[j] : d[j]);
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s[j] =
+            fma_f(scale_of<S>(scale, j / 2), kTwo ? d[j] + e[j] : d[j], s[j]);
     }
 }
 template <class S>
@@ -287,13 +287,12 @@ KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Colum
 // The same; what has been multiplied makes room for the next stage's. Its loads then stand among
 // the products, and are waited for together with the stage behind them.
 template <class S>
-KIE_DEVICE void add_and_load(Sums<S>& s, WeightFragment<S>& f, Column<S>& x, const u8* stage,
-                             const FragmentOffset<S>& offset, const u8* column) {
+KIE_DEVICE void add_and_load(Sums<S>& s, WeightFragment<S>& f, const Column<S>& x, const u8* stage,
+                             const FragmentOffset<S>& offset) {
     KIE_UNROLL for (int n = 0; n < kScaleRuns<S>; ++n) {
         add_run<S>(s, f, x, n);
         load_run<S>(f, stage, offset, n);
     }
-    x = take_column<S>(column);
 }
 
 // Stages in which a warp has units: where columns do not divide, the last warps have fewer, and
@@ -338,7 +337,10 @@ KIE_DEVICE void multiply_onto(Sums<S>& s, Ring& ring, Prefetched<S>& prefetched,
         give_back(held, gives && stage > 1);
         held = next.slot;
         if (!S::uneven || stage < own) from += kStep;
-        if (!S::uneven || stage <= own) add_and_load<S>(s, f, x, next.bytes, offset, from);
+        if (!S::uneven || stage <= own) {
+            add_and_load<S>(s, f, x, next.bytes, offset);
+            x = take_column<S>(from);
+        }
     }
     if (S::stages > 1) give_back(held, gives);
     if (!S::uneven || S::stages <= own) add_fragment<S>(s, f, x);

@@ -5,7 +5,7 @@
 // ops/choose.h says how. A row behind the router's may be the gate of the shared expert, whose
 // factor is the sigmoid of its logit (kSharedScaled) and stands behind the others. A logit that is
 // not finite makes all factors NaN, and with them the token's logits.
-// Of several columns the words are those of all, by expert, then by column.
+// Of several columns the words are those of all, each expert once.
 #pragma once
 
 #include "args.h"
@@ -29,8 +29,20 @@ KIE_DEVICE u32 chosen_expert(const Block& b, int column, int n) {
     if constexpr (kColumns > 1) return chosen_id(b, column, n);
     return (u32)*choice_word(b.shared, n);
 }
+// Of several columns: experts by their ids, how many, and pairs of a column and an expert, those of
+// an expert side by side.
+KIE_DEVICE RoutedExpert routed_expert(const Block& b, int n) {
+    return unpack_routed(((const u32*)(b.shared + kShChoice))[2 * n]);
+}
+KIE_DEVICE u32& routed_experts(const Block& b) { return *(u32*)(b.shared + kShPairs); }
+struct RoutedPair {
+    u32 expert;
+    int column, n;  // whose n-th it is
+};
+KIE_DEVICE u32& pair_word(const Block& b, int n) { return ((u32*)(b.shared + kShPairs))[1 + n]; }
 KIE_DEVICE RoutedPair routed_pair(const Block& b, int n) {
-    return unpack_pair((u32)*choice_word(b.shared, n));
+    const u32 v = pair_word(b, n);
+    return {v & 0xffff, (int)(v >> 16 & 0xff), (int)(v >> 24)};
 }
 KIE_DEVICE float& chosen_factor(const Block& b, int column, int n) {
     return ((float*)(b.shared + kShFactors))[column * kChosenMost + n];
@@ -120,6 +132,28 @@ KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block&
             *choice_word(b.shared, place) = ll_word(id, b.seqno);
     }
 }
+// The experts of all pairs, by one team.
+KIE_DEVICE void list_experts(const Block& b, int pairs) {
+    const int my = lane() % kTeam;
+    int count = 0;
+    KIE_NO_UNROLL for (int first = 0; first < pairs; first += kTeam) {
+        const int n = first + my;
+        const u32 id = n < pairs ? routed_pair(b, n).expert : 0;
+        const bool begins = n < pairs && (n == 0 || routed_pair(b, n - 1).expert != id);
+        const u32 all = ballot(begins);
+        if (begins) {
+            u32 columns = 0;
+            for (int m = n; m < pairs && routed_pair(b, m).expert == id; ++m)
+                columns |= 1u << routed_pair(b, m).column;
+            *choice_word(b.shared, count + count_ones(all & ((1u << my) - 1))) =
+                ll_word(pack_routed({id, columns, n}), b.seqno);
+        }
+        count += count_ones(all);
+    }
+    if (my < kStackMost)
+        *choice_word(b.shared, count + my) = ll_word(pack_routed({0, 0, pairs}), b.seqno);
+    if (my == 0) routed_experts(b) = (u32)count;
+}
 // All columns' choices by expert, then by column.
 template <class C>
 KIE_DEVICE void sort_pairs(const Block& b) {
@@ -134,8 +168,11 @@ KIE_DEVICE void sort_pairs(const Block& b) {
                 before += its < id || (its == id && other < column);
             }
         }
-        *choice_word(b.shared, before) = ll_word(pack_pair({id, column, n}), b.seqno);
+        pair_word(b, before) = id | (u32)column << 16 | (u32)n << 24;
     }
+    join_wave();
+    sync_consumers<kThreads>();
+    if ((int)thread() < kTeam) list_experts(b, live * C::kChosen);
     join_wave();
     sync_consumers<kThreads>();
 }

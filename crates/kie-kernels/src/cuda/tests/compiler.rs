@@ -111,7 +111,7 @@ fn drafts_spill_no_more_than_they_did() {
 /// The same of models with experts: of one column with pages through the ring, and of eight.
 const EXPERTS: [[Spills; 3]; 2] = [
     [("gpt-oss-120b", 0, 0), ("qwen3-30b-fp8 on four", 0, 0), ("qwen3-30b-fp8", 0, 0)],
-    [("gpt-oss-120b", 0, 0), ("qwen3-30b-fp8 on four", 0, 0), ("qwen3-30b-fp8", 0, 0)],
+    [("gpt-oss-120b", 48, 64), ("qwen3-30b-fp8 on four", 0, 0), ("qwen3-30b-fp8", 0, 0)],
 ];
 
 #[test]
@@ -194,8 +194,8 @@ fn layers_with_entries_spill_no_more_than_they_did() {
 /// the one that checks drafts.
 const RECURRENT: [((u32, u32), u32, u32); 6] = [
     ((1, 1), 0, 0),
-    ((1, 8), 8, 4),
-    ((1, 8), 0, 0),
+    ((1, 8), 168, 204),
+    ((1, 8), 232, 264),
     ((4, 1), 0, 0),
     ((4, 8), 0, 0),
     ((4, 8), 0, 0),
@@ -238,9 +238,8 @@ fn what_predicts_further_tokens_goes_beside_its_model() {
         let (source, _) = shapes::decode(&mtp, &machine, Platform::Cuda, kinds[0]);
         let kernel = sole(&nvrtc, &source);
         assert!(kernel.registers <= 65_536 / own.threads(32) / 8 * 8, "{ranks} ranks: {kernel:?}");
-        let spills = if ranks == 1 { (0, 0) } else { (24, 24) };
         if nvrtc.version.0 == 13 {
-            assert_eq!((kernel.stack_bytes, kernel.spill_bytes), spills, "{ranks} ranks");
+            assert_eq!((kernel.stack_bytes, kernel.spill_bytes), (0, 0), "{ranks} ranks");
         }
     }
 }

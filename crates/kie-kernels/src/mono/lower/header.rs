@@ -370,11 +370,14 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShChoice", l.at.choice),
         ("kShFactors", l.at.factors),
         ("kShIds", l.at.ids),
+        ("kShPairs", l.at.pairs),
         ("kShDelta", l.at.delta),
         ("kShStates", l.at.states),
         ("kShMasks", l.at.masks),
         ("kShDrafts", l.at.drafts),
         ("kChosenMost", l.vectors.chosen),
+        ("kChoiceWords", l.vectors.choice_words(l.kind.columns)),
+        ("kStackMost", Stack::MOST),
         ("kIndexBytes", p.index_bytes()),
         ("kShRing", l.ring.at),
         ("kSharedMax", p.shared_max),
@@ -401,8 +404,7 @@ fn tilings(
         let index = p.index_offset(at, m);
         named.push((format!("Tiling{}", name(m)), t.tiling(of, layout, ahead(m), index)));
         if m == Matrix::GateUp && part.experts.is_some() {
-            // Several columns have one expert after another.
-            let stack = p.stack(model, part, m).filter(|_| layout.kind.columns == 1);
+            let stack = p.stack(model, part, m, layout.kind.columns);
             let stacked = t.stacked(of, stack, layout, layout.prefetch_depth, index);
             named.push((format!("Stacked{}", name(m)), stacked));
         }
@@ -420,7 +422,7 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     for (name, tiling) in named {
         t.line(format_args!("using {name} = {tiling};"));
     }
-    experts(t, (model, p), at);
+    experts(t, (model, p, layout), at);
     delta(t, (model, p, layout), at);
     t.ints([
         ("kHeads", class.heads),
@@ -506,7 +508,7 @@ const fn name(matrix: Matrix) -> &'static str {
 }
 
 /// Of a class's experts, and what it has besides products.
-fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
+fn experts(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: usize) {
     let (class, part) = (&model.classes[at], &p.classes[at]);
     let extras = Extras::new(model, p, at);
     t.bools([("kSinks", class.sinks), ("kOutputBias", class.output_bias)]);
@@ -541,6 +543,8 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     t.ints([
         ("kChosen", of.chosen),
         ("kStrideAct", part.ffn + layout::COLUMN_PAD),
+        ("kBatch", part.batch(layout.kind.columns, p.slot_bytes)),
+        ("kGathered", part.gathered()),
         ("kGate", gate),
         ("kGroups", of.groups.map_or(1, |groups| groups.count)),
         ("kGroupsChosen", of.groups.map_or(1, |groups| groups.chosen)),

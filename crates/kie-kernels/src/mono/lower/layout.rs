@@ -6,7 +6,7 @@ use super::matrix::Matrix;
 use super::model::{Class, Model};
 use super::partition::{ClassPartition, Partition, PARTS_A, PARTS_B};
 use super::segments;
-use super::tiling::Tiling;
+use super::tiling::{Stack, Tiling};
 use crate::abi::{HeadMode, NormSpan, PAGE};
 
 use crate::error::{Error, Result};
@@ -329,8 +329,8 @@ pub struct Vectors {
     pub rotations_owned: bool,
     /// Most experts of a column that have factors of their own.
     pub chosen: u32,
-    /// Halves of activations of experts, which stand in B's place: those of one column, or of
-    /// several columns a batch of pairs of experts and columns.
+    /// Halves of activations of experts, which stand in B's place: those of one column, or of some
+    /// pairs of an expert and one of several columns.
     pub activations: u32,
     /// Floats of a delta rule.
     pub delta: u32,
@@ -424,7 +424,7 @@ impl Vectors {
         let of_layers = |all: &[Matrix]| {
             most(model, p, |_, c| all.iter().map(|m| c.part_floats(*m, columns)).max().unwrap_or(0))
         };
-        let of_experts = most(model, p, |_, c| c.expert_floats(columns));
+        let of_experts = most(model, p, |_, c| c.expert_floats(columns, p.slot_bytes));
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
         let stride_a = model.widest_input(p.hidden) + pad;
@@ -458,13 +458,24 @@ impl Vectors {
                 c.experts.map_or(0, |e| e.chosen + u32::from(e.logits() > e.count))
             }),
             activations: most(model, p, |_, c| match c.experts {
-                Some(_) if columns > 1 => columns * (c.ffn + COLUMN_PAD),
+                Some(_) if columns > 1 => (columns + c.gathered()) * (c.ffn + COLUMN_PAD),
                 Some(_) => model.parts * c.activations(),
                 None => 0,
             }),
             delta: most(model, p, |_, c| c.delta.map_or(0, |d| d.floats(p.warps, columns))),
             states: p.state_floats(model, columns),
             streams: model.hyper.map_or(0, |hyper| hyper.floats(p.residual, columns)),
+        }
+    }
+}
+
+impl Vectors {
+    /// Words of the choice of experts: of several columns behind the last expert those of a stack.
+    pub const fn choice_words(&self, columns: u32) -> u32 {
+        match (self.chosen, columns) {
+            (0, _) => 0,
+            (chosen, 1) => chosen,
+            (chosen, _) => columns * chosen + Stack::MOST,
         }
     }
 }
@@ -496,12 +507,15 @@ pub struct Shared {
     pub table: u32,
     /// Which of a stage's scales each row has.
     pub index: u32,
-    /// Words of the experts that columns chose, and factors; of several columns ids, too.
+    /// Words of the experts that columns chose, and factors; of several columns also ids, and
+    /// pairs of an expert and a column, behind the number of experts.
     pub choice: u32,
     /// See above.
     pub factors: u32,
     /// See above.
     pub ids: u32,
+    /// See above.
+    pub pairs: u32,
     /// What a delta rule works on.
     pub delta: u32,
     /// What attention over entries works on, then several residual streams.
@@ -559,6 +573,7 @@ impl Shared {
             at.next(v.stride_a * vectors * 2, 1);
         }
         let wide = if v.one_vector { v.stride_a } else { 0 };
+        let several = columns > 1 && v.chosen > 0;
         Self {
             xb: at.next((wide.max(v.stride_b) * vectors).max(v.activations) * 2, 1),
             part_a: at.next(v.parts_a * 4, 1),
@@ -581,9 +596,10 @@ impl Shared {
             others: at.next(v.other_words * 4, 1),
             table: at.next(v.table_words * 4, 1),
             index: at.next(p.index_bytes(), 1),
-            choice: at.next(columns * v.chosen * 8, if v.chosen > 0 { 16 } else { 1 }),
+            choice: at.next(v.choice_words(columns) * 8, if v.chosen > 0 { 16 } else { 1 }),
             factors: at.next(columns * v.chosen * 4, 1),
             ids: at.next(if columns > 1 { columns * v.chosen * 4 } else { 0 }, 1),
+            pairs: at.next(if several { (1 + columns * v.chosen) * 4 } else { 0 }, 1),
             delta: at.next(v.delta * 4, if v.delta > 0 { 16 } else { 1 }),
             states: at.next(v.states * 4, if v.states > 0 { 16 } else { 1 }),
             drafts: at.next(drafts_bytes(p, kind), if kind.lookup { 16 } else { 1 }),

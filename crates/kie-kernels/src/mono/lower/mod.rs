@@ -7,6 +7,7 @@
 //!         ─ partition ─▶ rows over blocks, how warps share them, stages (by tuning, a row a GPU)
 //!         ─ kernels   ─▶ of how many columns, with streamed pages or without, with drafts
 //!         ─ delta     ─▶ of a delta rule: heads over blocks, what each keeps of a sequence
+//!         ─ stacks    ─▶ which experts are multiplied as one, and how many at a time
 //!         ─ extras    ─▶ a layer's sinks and biases, one after another
 //!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers
 //!         ─ layout    ─▶ of one kernel: words of the exchange, shared memory
@@ -32,5 +33,6 @@ pub mod print;
 mod read;
 pub mod segments;
 mod slots;
+mod stacks;
 pub mod tiling;
 pub mod tuning;

@@ -140,17 +140,7 @@ impl ClassPartition {
         self.layer_bytes() + chosen * self.chosen().map(Tiling::used_bytes).sum::<u64>()
     }
 
-    /// Floats of the parts that warps leave for each other of the router, and of gate and up of all
-    /// experts of a column, or of a batch of pairs of experts and columns: as many as columns.
-    pub fn expert_floats(&self, columns: u32) -> u32 {
-        let Some(e) = &self.experts else { return 0 };
-        let gate_up = self.tiling(Matrix::GateUp);
-        let pairs = if columns > 1 { columns } else { e.chosen };
-        let router = self.tiling(Matrix::Router).part_floats(columns);
-        (pairs * gate_up.k_warps * gate_up.rows).max(router)
-    }
-
-    /// The same of a product, where there is one.
+    /// Floats of the parts that warps leave for each other of a product, where there is one.
     pub fn part_floats(&self, matrix: Matrix, columns: u32) -> u32 {
         self.tilings[matrix as usize].as_ref().map_or(0, |t| t.part_floats(columns))
     }
@@ -764,7 +754,7 @@ impl Partition {
         let kept = |t: &Tiling| if direct(t) { 0 } else { columns * t.k };
         let narrow = |c: &ClassPartition| {
             let down = match c.experts {
-                Some(_) if columns > 1 => columns * c.ffn,
+                Some(_) if columns > 1 => (columns + c.gathered()) * c.ffn,
                 Some(_) => c.activations(),
                 None => kept(c.tiling(Matrix::Down)),
             };
@@ -807,8 +797,8 @@ impl Partition {
             self.classes.iter().filter_map(of).max().unwrap_or(0)
         };
         let tail = self.tail.as_ref().map_or(0, parts);
-        let of_experts =
-            self.classes.iter().map(|c| 4 * c.expert_floats(columns)).max().unwrap_or(0);
+        let of_experts = |c: &ClassPartition| 4 * c.expert_floats(columns, self.slot_bytes);
+        let of_experts = self.classes.iter().map(of_experts).max().unwrap_or(0);
         let wide = widest(PARTS_A).max(parts(&self.head)).max(tail);
         let wide = wide.max(of_experts);
         let delta = |d: &DeltaPartition| 4 * d.floats(self.warps, columns);
@@ -881,15 +871,17 @@ impl Partition {
         }
     }
 
-    /// How the experts of a column are stacked, where one has few rows of gate and up: as many as
-    /// fill a tile, as far as a slot has room. Only what is multiplied from registers.
-    pub(super) fn stack(&self, model: &Model, class: &ClassPartition, of: Matrix) -> Option<Stack> {
-        let (e, t) = (class.experts?, class.tiling(of));
-        let fits = |n: &u32| e.chosen.is_multiple_of(*n) && n * t.stage_bytes <= self.slot_bytes;
-        let good = |n: &u32| fits(n) && t.stacks(*n);
-        let experts = (2..=e.chosen).rev().find(good)?;
-        let from_registers = self.prefetch_depth(model) > 1;
-        (of == Matrix::GateUp && from_registers).then_some(Stack { experts })
+    /// How experts are stacked, where one has few rows of gate and up: as many as fill a tile, as
+    /// far as a slot has room. Of one column only what is multiplied from registers.
+    pub(super) fn stack(
+        &self,
+        model: &Model,
+        class: &ClassPartition,
+        of: Matrix,
+        columns: u32,
+    ) -> Option<Stack> {
+        let worth = of == Matrix::GateUp && (columns > 1 || self.prefetch_depth(model) > 1);
+        class.stack(columns, self.slot_bytes).filter(|_| worth)
     }
 
     /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a

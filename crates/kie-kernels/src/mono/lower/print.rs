@@ -293,7 +293,7 @@ fn rows(out: &mut String, model: &Model, partition: &Partition) {
     };
     for (number, class) in partition.classes.iter().enumerate() {
         for (matrix, t) in class.matrices() {
-            let stack = partition.stack(model, class, matrix).map(|stack| stack.experts);
+            let stack = partition.stack(model, class, matrix, 1).map(|stack| stack.experts);
             one(&format!("class {number} {matrix:?}"), t, t.rows, stack);
         }
     }

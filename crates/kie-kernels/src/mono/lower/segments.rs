@@ -128,7 +128,7 @@ pub fn layer_slots(model: &Model, partition: &Partition) -> u32 {
         let class = &partition.classes[l.class];
         let of = |(matrix, tiling): (Matrix, &Tiling)| {
             let chosen = class.experts.filter(|_| class.is_chosen(matrix)).map_or(1, |e| e.chosen);
-            let stacked = partition.stack(model, class, matrix).map_or(1, |stack| stack.experts);
+            let stacked = partition.stack(model, class, matrix, 1).map_or(1, |stack| stack.experts);
             chosen / stacked * tiling.stages
         };
         class.matrices().map(of).sum()

@@ -171,8 +171,8 @@ pub struct Tiling {
     pub uneven: bool,
 }
 
-/// Experts of a column whose stages of gate and up stand side by side in one slot and are
-/// multiplied as one, rows below each other (ops/experts.h). A row's sum is what it is alone.
+/// Experts whose stages of gate and up stand side by side in one slot and are multiplied as one,
+/// rows below each other (ops/experts.h). A row's sum is what it is alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stack {
     /// How many.
@@ -180,6 +180,9 @@ pub struct Stack {
 }
 
 impl Stack {
+    /// Of how many a tile has room at most: rows are those of two features and more.
+    pub const MOST: u32 = 4;
+
     /// What they are multiplied as; pieces lie as the tiling of one has them.
     pub const fn tiling(self, of: &Tiling) -> Tiling {
         let rows = self.experts * of.rows;
