@@ -467,9 +467,7 @@ impl Vectors {
             streams: model.hyper.map_or(0, |hyper| hyper.floats(p.residual, columns)),
         }
     }
-}
 
-impl Vectors {
     /// Words of the choice of experts: of several columns behind the last expert those of a stack.
     pub const fn choice_words(&self, columns: u32) -> u32 {
         match (self.chosen, columns) {

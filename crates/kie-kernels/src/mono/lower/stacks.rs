@@ -34,7 +34,7 @@ impl ClassPartition {
         [8, 4, 2].into_iter().find(|pairs| loads(*pairs) <= LOADS).unwrap_or(1)
     }
 
-    /// How experts are stacked where several columns choose them (see `Partition::stack`).
+    /// How experts can be stacked; `Partition::stack` says where it is worth it.
     pub(super) fn stack(&self, columns: u32, slot_bytes: u32) -> Option<Stack> {
         let (e, t) = (self.experts?, self.tiling(Matrix::GateUp));
         // One column's are as many each time; of several the last stack may be short.
